@@ -1,0 +1,1 @@
+"""The decode core: one loop, one per-row cache, exact acceptance, for every autoregressive drafter."""

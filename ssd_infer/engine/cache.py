@@ -1,0 +1,86 @@
+"""A slot-addressed key/value cache whose rows have lengths of their own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from ssd_infer.engine.window import Window
+
+
+class RowCache:
+    """Keys and values of every layer in preallocated slots; row b's token at position i lies in slot i.
+
+    Since slots are absolute, rolling back is forgetting: whatever a draft wrote past a row's committed length is
+    masked, and overwritten by the next verify pass. Nothing is ever cropped or cloned. Layers allocate on first use,
+    with the head count and dtype of the keys they store, so no family needs describing.
+
+    It stands in for `transformers.Cache` inside decoder layers, which call `update` and nothing else.
+    """
+
+    is_compileable = False
+
+    def __init__(self, batch: int, capacity: int, num_layers: int) -> None:
+        """Reserve `capacity` slots a row for `batch` rows; memory is taken when a layer first writes."""
+        self.batch = batch
+        self.capacity = capacity
+        self._keys: list[Tensor | None] = [None] * num_layers
+        self._values: list[Tensor | None] = [None] * num_layers
+        self._window: Window | None = None
+
+    def aim(self, window: Window) -> None:
+        """Let the following `update` calls write the slots of `window`."""
+        self._window = window
+
+    def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Store `(B, H, T, D)` keys and values at the window; return views `(B, H, end, D)` of all slots up to it."""
+        window = self._window
+        if window is None:
+            raise RuntimeError("RowCache.update before RowCache.aim: no slots to write")
+        stored_keys, stored_values = self._keys[layer_idx], self._values[layer_idx]
+        if stored_keys is None or stored_values is None:
+            stored_keys, stored_values = self._allocate(layer_idx, keys, values)
+        if window.start is not None:
+            stored_keys[:, :, window.start : window.end] = keys
+            stored_values[:, :, window.start : window.end] = values
+        else:
+            rows, slots = window.scatter_index()
+            stored_keys[rows, :, slots] = keys.transpose(1, 2)
+            stored_values[rows, :, slots] = values.transpose(1, 2)
+        return stored_keys[:, :, : window.end], stored_values[:, :, : window.end]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return the slots visible to the current window, not counting its own."""
+        del layer_idx
+        return 0 if self._window is None else self._window.end - self._window.width
+
+    def keep_rows(self, rows: Tensor) -> None:
+        """Drop every row not named in `rows` `(B',)`, in that order."""
+        self.batch = int(rows.shape[0])
+        self._keys = [None if layer is None else layer.index_select(0, rows) for layer in self._keys]
+        self._values = [None if layer is None else layer.index_select(0, rows) for layer in self._values]
+
+    def nbytes(self) -> int:
+        """Return the bytes held by all layers."""
+        tensors = [layer for layer in (*self._keys, *self._values) if layer is not None]
+        return sum(layer.numel() * layer.element_size() for layer in tensors)
+
+    def _allocate(self, layer_idx: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Reserve slots for one layer; zeros, since masked slots are multiplied by a zero weight."""
+        stored = keys.new_zeros((self.batch, keys.shape[1], self.capacity, keys.shape[3]))
+        other = values.new_zeros((self.batch, values.shape[1], self.capacity, values.shape[3]))
+        self._keys[layer_idx], self._values[layer_idx] = stored, other
+        return stored, other
+
+
+def uniform(lengths: list[int]) -> bool:
+    """Tell whether all rows have the same length, which makes every cache write a plain slice."""
+    return all(length == lengths[0] for length in lengths)
+
+
+def as_rows(indices: list[int], device: torch.device) -> Tensor:
+    """Return `indices` as an index tensor `(B,)` on `device`."""
+    return torch.tensor(indices, dtype=torch.long, device=device)

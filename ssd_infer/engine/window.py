@@ -1,0 +1,123 @@
+"""Where one forward pass stands: the slots it writes, the positions it has, what it may see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Rotary = tuple[Tensor, Tensor]
+
+
+class Geometry:
+    """Tables shared by all windows of one decoding: rotary embeddings, position ids, causal masks.
+
+    For rows of equal length the causal mask of any window is a view of one band matrix, so building a mask costs
+    nothing: entry (t, j) of the band is open iff j <= t + capacity, and a window at `start` begins at column
+    capacity - start.
+    """
+
+    def __init__(self, capacity: int, dtype: torch.dtype, device: torch.device, rotary: Callable[[Tensor], Rotary],
+                 *, rotary_is_table: bool, band: int) -> None:
+        """Prepare tables for `capacity` slots; `band` is the widest window that gets its mask as a view."""
+        self.capacity = capacity
+        self.dtype = dtype
+        self.device = device
+        self.positions = torch.arange(capacity, device=device).unsqueeze(0)
+        self._rotary = rotary
+        self._table = rotary(self.positions) if rotary_is_table else None
+        self._bands: dict[int | None, Tensor] = {}
+        self._band_width = band
+
+    def rotary(self, window: Window) -> Rotary:
+        """Return cosines and sines `(1|B, T, D)` for the positions of `window`."""
+        if self._table is None:
+            return self._rotary(window.position_ids)
+        cos, sin = self._table
+        if window.start is not None:
+            return cos[:, window.start : window.end], sin[:, window.start : window.end]
+        return cos[0, window.position_ids], sin[0, window.position_ids]
+
+    def mask(self, window: Window, sliding: int | None) -> Tensor | None:
+        """Return an additive mask broadcastable to `(B, 1, T, end)`, or None where plain causal attention is right.
+
+        `sliding` limits each query to its last `sliding` slots, its own included.
+        """
+        if sliding is not None and window.end <= sliding:
+            sliding = None
+        if window.start is not None:
+            if sliding is None and (window.width == 1 or window.start == 0):
+                return None
+            if window.width <= self._band_width:
+                left = self.capacity - window.start
+                return self._band(sliding)[:, :, : window.width, left : left + window.end]
+        slots = self.positions[:, None, : window.end]
+        queries = window.position_ids.unsqueeze(-1)
+        hidden = slots > queries
+        if sliding is not None:
+            hidden |= slots <= queries - sliding
+        return self._additive(hidden).unsqueeze(1)
+
+    def _band(self, sliding: int | None) -> Tensor:
+        """Return the band matrix `(1, 1, band, capacity + band)` for one sliding width, made once."""
+        band = self._bands.get(sliding)
+        if band is None:
+            columns = torch.arange(self.capacity + self._band_width, device=self.device)
+            reach = torch.arange(self._band_width, device=self.device).unsqueeze(1) + self.capacity
+            hidden = columns > reach
+            if sliding is not None:
+                hidden |= columns <= reach - sliding
+            band = self._bands[sliding] = self._additive(hidden)[None, None]
+        return band
+
+    def _additive(self, hidden: Tensor) -> Tensor:
+        """Turn a boolean map of hidden slots into an additive mask."""
+        blocked = torch.finfo(self.dtype).min
+        return torch.zeros(hidden.shape, dtype=self.dtype, device=self.device).masked_fill_(hidden, blocked)
+
+
+class Window:
+    """T consecutive positions of every row, starting at that row's own length.
+
+    `start` is set when all rows start at the same slot (always at batch 1); otherwise `starts` `(B,)` holds the slots.
+    """
+
+    __slots__ = ("_masks", "_rotary", "_scatter", "end", "geometry", "position_ids", "start", "width")
+
+    def __init__(self, geometry: Geometry, starts: list[int], width: int) -> None:
+        """Open a window of `width` positions at slot `starts[b]` of each row b."""
+        self.geometry = geometry
+        self.width = width
+        self.end = max(starts) + width
+        if self.end > geometry.capacity:
+            raise ValueError(f"window ends at slot {self.end}, but the cache holds {geometry.capacity}")
+        self.start: int | None = starts[0] if min(starts) == max(starts) else None
+        if self.start is not None:
+            self.position_ids = geometry.positions[:, self.start : self.end]
+        else:
+            offsets = torch.tensor(starts, device=geometry.device).unsqueeze(1)
+            self.position_ids = offsets + geometry.positions[:, :width]
+        self._rotary: Rotary | None = None
+        self._masks: dict[int | None, Tensor | None] = {}
+        self._scatter: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def rotary(self) -> Rotary:
+        """Rotary cosines and sines of this window, computed once."""
+        if self._rotary is None:
+            self._rotary = self.geometry.rotary(self)
+        return self._rotary
+
+    def mask(self, sliding: int | None) -> Tensor | None:
+        """Return the attention mask for layers with this `sliding` width, computed once."""
+        if sliding not in self._masks:
+            self._masks[sliding] = self.geometry.mask(self, sliding)
+        return self._masks[sliding]
+
+    def scatter_index(self) -> tuple[Tensor, Tensor]:
+        """Return row and slot indices `(B, 1)` and `(B, T)` for writing rows of different lengths."""
+        if self._scatter is None:
+            rows = torch.arange(self.position_ids.shape[0], device=self.geometry.device).unsqueeze(1)
+            self._scatter = (rows, self.position_ids)
+        return self._scatter
