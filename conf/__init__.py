@@ -1,0 +1,1 @@
+"""Hydra configuration of the toolkit; in a wheel this data-only package is called `ssd_conf`."""

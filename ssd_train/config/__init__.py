@@ -1,0 +1,1 @@
+"""Typed configuration of training: schema, Hydra registration and validation."""

@@ -1,0 +1,23 @@
+"""Make the dataclasses known to Hydra, so that a YAML file is checked against them while it composes."""
+
+from __future__ import annotations
+
+from hydra.core.config_store import ConfigStore
+
+from ssd_train.config import schema
+
+
+def register() -> None:
+    """Store every schema under the group `schema/`; calling it again changes nothing."""
+    store = ConfigStore.instance()
+    store.store(group="schema", name="train", node=schema.Root, package="_global_")
+    store.store(group="schema/model", name="scratch", node=schema.ScratchModelConfig)
+    store.store(group="schema/model", name="hf", node=schema.HFModelConfig)
+    store.store(group="schema/data", name="stdlib_text", node=schema.StdlibTextConfig)
+    store.store(group="schema/data", name="local", node=schema.LocalTextConfig)
+    store.store(group="schema/data", name="hub", node=schema.HubTextConfig)
+    store.store(group="schema/recipe", name="layerskip", node=schema.LayerSkipConfig)
+    store.store(group="schema/recipe", name="plain", node=schema.PlainConfig)
+    store.store(group="schema", name="optim", node=schema.OptimConfig)
+    store.store(group="schema", name="engine", node=schema.EngineConfig)
+    store.store(group="schema", name="tracking", node=schema.TrackingConfig)
