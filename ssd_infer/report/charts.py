@@ -1,0 +1,156 @@
+"""Draw the report's plots as SVG, from the report's JSON alone and without a display."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ssd_infer.report.format import plain
+from ssd_infer.report.heatmap import draw_heatmaps, grid_of
+from ssd_infer.report.rows import Report, is_sampled, ok_rows
+
+INK, MUTED, GRID = "#1f2937", "#6b7280", "#e5e7eb"
+COLOURS = ("#2563eb", "#ea580c", "#059669", "#9333ea", "#db2777", "#0891b2", "#ca8a04", "#475569")
+STYLE = {
+    "font.size": 10, "font.family": "DejaVu Sans", "axes.edgecolor": "#9ca3af", "axes.labelcolor": INK, "text.color": INK,
+    "xtick.color": MUTED, "ytick.color": MUTED, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
+    "grid.color": GRID, "axes.axisbelow": True, "legend.frameon": False, "svg.hashsalt": "ssd", "text.parse_math": False,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """One plot: a title, one sentence on how to read it, and the SVG document."""
+
+    title: str
+    caption: str
+    svg: str
+
+
+def draw_charts(report: Report) -> list[Chart]:
+    """Draw every plot the report has data for, in reading order."""
+    plots: list[tuple[str, str, Callable[[Report], Figure | None]]] = [
+        ("Speedup over the fastest plain decoding", "Bars are measured, whiskers the 95 % interval; 1 is plain decoding.", _speedups),
+        ("Acceptance by position", "How often the k-th drafted token is accepted when verification reaches it.", _positions),
+        ("Exit layer × draft length", "Left: predicted by the cost model. Right: measured; empty cells were not measured. "
+         "Both on calibration prompts.", _grid),
+        ("Predicted against measured", "On the line the cost model is right; below it the decoder is slower than predicted.", _scatter),
+        ("Loss and agreement per exit layer", "Held-out text, teacher forcing: what the model knows after each layer.", _quality),
+    ]  # fmt: skip
+    charts = []
+    for title, caption, draw in plots:
+        with mpl.rc_context(STYLE):
+            figure = draw(report)
+            if figure is not None:
+                charts.append(Chart(title, caption, _svg(figure)))
+    return charts
+
+
+def _svg(figure: Figure) -> str:
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, bbox_inches="tight", pad_inches=0.08)
+    return buffer.getvalue()
+
+
+def _figure(width: float, height: float) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(width, height))
+    return figure, figure.add_subplot()
+
+
+def _label(name: str) -> str:
+    text = plain(name)
+    return text if len(text) <= 28 else text[:27] + "…"
+
+
+def _speedups(report: Report) -> Figure | None:
+    bars = [(row["name"], row["speed"]["speedup"], row["speed"]["ci95"], is_sampled(row)) for row in ok_rows(report)]
+    bars += [(row["name"], row["speedup"], row.get("extra", {}).get("ci95"), None)
+             for row in report["peers"] if row["speedup"] is not None]  # fmt: skip
+    if not bars:
+        return None
+    bars.sort(key=lambda bar: bar[1])
+    figure, axes = _figure(6.4, 0.9 + 0.34 * len(bars))
+    for height, (_, speedup, interval, sampled) in enumerate(bars):
+        colour = "#9ca3af" if sampled is None else COLOURS[1 if sampled else 0]
+        axes.barh(height, speedup, color=colour, height=0.64, alpha=0.92)
+        if interval:
+            axes.plot(interval, [height, height], color=INK, linewidth=1.4, solid_capstyle="butt")
+        edge = max([speedup, *(interval or [])])
+        axes.text(edge + 0.02, height, f" {speedup:.2f}×", va="center", fontsize=9)
+    axes.set_yticks(range(len(bars)), [_label(bar[0]) for bar in bars])
+    axes.axvline(1.0, color=INK, linewidth=1, linestyle=(0, (4, 3)))
+    axes.set_xlim(0, max(max([bar[1], *(bar[2] or [])]) for bar in bars) * 1.14)
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel("times as fast      blue: greedy · orange: sampling · grey: peers")
+    return figure
+
+
+def _positions(report: Report) -> Figure | None:
+    rows = [row for row in ok_rows(report) if row["acceptance"]["per_position"]]
+    if not rows:
+        return None
+    figure, axes = _figure(6.4, 3.6)
+    for index, row in enumerate(rows[: len(COLOURS)]):
+        shares = [float("nan") if share is None else share for share in row["acceptance"]["per_position"]]
+        axes.plot(range(1, len(shares) + 1), shares, marker="o", markersize=4.5, linewidth=1.8, color=COLOURS[index],
+                  linestyle="--" if is_sampled(row) else "-", label=_label(row["name"]))  # fmt: skip
+    longest = max(len(row["acceptance"]["per_position"]) for row in rows)
+    axes.set(xlabel="draft position k", ylabel="accepted", ylim=(0, 1.02), xlim=(0.75, longest + 0.25))
+    axes.set_xticks(range(1, longest + 1, max(1, longest // 8)))
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=9)
+    return figure
+
+
+def _grid(report: Report) -> Figure | None:
+    grid = grid_of(report)
+    return draw_heatmaps(grid) if grid else None
+
+
+def _scatter(report: Report) -> Figure | None:
+    rows = [(row["speed"]["predicted_speedup"], row["speed"]["speedup"], row["name"]) for row in ok_rows(report)
+            if row["speed"]["predicted_speedup"] is not None]  # fmt: skip
+    cells = _grid_points(grid_of(report) or {})
+    if not rows and not cells:
+        return None
+    values = [value for row in rows for value in row[:2]] + [value for cell in cells for value in cell]
+    low, high = min(values) - 0.08, max(values) + 0.08
+    figure, axes = _figure(6.4, 4.2)
+    axes.plot([low, high], [low, high], color="#9ca3af", linewidth=1, linestyle=(0, (4, 3)))
+    if cells:
+        axes.scatter(*zip(*cells, strict=True), s=22, color="#9ca3af", label="E × γ cells (calibration)")
+    for index, (predicted, measured, name) in enumerate(rows):
+        axes.scatter([predicted], [measured], s=52, color=COLOURS[index % len(COLOURS)], label=_label(name), zorder=3)
+    axes.set(xlabel="predicted speedup", ylabel="measured speedup", xlim=(low, high), ylim=(low, high))
+    axes.set_aspect("equal")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=9)
+    return figure
+
+
+def _grid_points(grid: dict[str, Any]) -> list[tuple[float, float]]:
+    predicted = {(cell["exit_layer"], cell["gamma"]): cell["speedup"] for cell in grid.get("predicted", [])}
+    measured = {(cell["exit_layer"], cell["gamma"]): cell["speedup"] for cell in grid.get("measured", [])}
+    return [(predicted[key], measured[key]) for key in sorted(measured) if key in predicted]
+
+
+def _quality(report: Report) -> Figure | None:
+    exits = [exit_ for exit_ in report["quality"].get("exits") or [] if exit_["loss"] is not None]
+    if not exits:
+        return None
+    layers = [exit_["layer"] for exit_ in exits]
+    figure, axes = _figure(6.4, 3.6)
+    axes.plot(layers, [exit_["loss"] for exit_ in exits], color=COLOURS[0], marker="o", markersize=4, linewidth=1.8)
+    axes.set_xlabel("layers used")
+    axes.set_ylabel("cross-entropy loss (nats per token)", color=COLOURS[0])
+    axes.set_xticks(layers[:: max(1, len(layers) // 10)])
+    right = axes.twinx()
+    right.plot(layers, [exit_["agreement"] for exit_ in exits], color=COLOURS[1], marker="s", markersize=4, linewidth=1.8)
+    right.set_ylabel("top-1 agreement with the last layer", color=COLOURS[1])
+    right.set_ylim(0, 1.03)
+    right.grid(visible=False)
+    return figure

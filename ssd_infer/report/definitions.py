@@ -1,0 +1,27 @@
+"""The words of a report, defined once; every rendered report prints them."""
+
+from __future__ import annotations
+
+DEFINITIONS: tuple[tuple[str, str], ...] = (
+    ("γ", "tokens drafted before one verification"),
+    ("α", "accepted ÷ drafted, pooled over all rounds and prompts"),
+    ("τ", "tokens emitted per verification = accepted + 1, averaged over rounds"),
+    ("acceptance by position", "share of rounds reaching draft position k in which position k was accepted"),
+    ("histogram", "entry j counts the verifications that accepted exactly j tokens"),
+    ("c", "time of one draft forward ÷ time of one plain decoding step"),
+    ("v", "time of one verification ÷ time of one plain decoding step"),
+    (
+        "speedup",
+        "tokens per second of the strategy ÷ tokens per second of the fastest plain decoding in the same run, "
+        "ratio of totals; interval: bootstrap over prompts, 95 %",
+    ),
+    ("predicted speedup", "(1 + γα) ÷ (γc + v) from this row's measured α, c and v; no wall clock of the row enters"),
+    (
+        "lossless",
+        "greedy: the same tokens as plain greedy decoding of this checkpoint, equal length included; "
+        "sampling (rows `:t1`): a χ² test against the exactly enumerated distribution, failing below p = 0.0001",
+    ),
+    ("distinct-n", "different n-grams ÷ all n-grams inside one output, averaged over outputs; low values mean loops"),
+    ("agreement", "share of held-out positions where an exit's top token is the last layer's top token"),
+)
+"""Pairs of (name, definition), printed at the end of every report. Tokens past EOS or the limit count nowhere."""

@@ -1,0 +1,69 @@
+"""Format numbers and untrusted text for people; the same input always gives the same characters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+MISSING = "–"
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """Format with a fixed count of decimals; a dash for None and for what is not finite."""
+    if value is None or not math.isfinite(value):
+        return MISSING
+    return f"{value:.{digits}f}"
+
+
+def times(value: float | None) -> str:
+    """Format a speedup such as `1.62×`."""
+    text = number(value)
+    return text if text == MISSING else f"{text}×"
+
+
+def interval(bounds: list[float] | None) -> str:
+    """Format a confidence interval such as `1.51–1.72`."""
+    return MISSING if not bounds else f"{number(bounds[0])}–{number(bounds[1])}"
+
+
+def percent(value: float | None, digits: int = 0) -> str:
+    """Format a share in [0, 1] such as `45 %`."""
+    return MISSING if value is None or not math.isfinite(value) else f"{100 * value:.{digits}f} %"
+
+
+def bytes_text(value: int | None) -> str:
+    """Format a byte count with a binary unit."""
+    if value is None:
+        return MISSING
+    size, units = float(value), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while size >= 1024 and len(units) > 1:
+        size, units = size / 1024, units[1:]
+    return f"{size:.0f} {units[0]}" if units[0] == "B" else f"{size:.1f} {units[0]}"
+
+
+def params_text(params: Mapping[str, Any] | None) -> str:
+    """Format parameters as `E=2, γ=3`; long lists are shortened to their length."""
+    if not params:
+        return MISSING
+    short = {"exit_layer": "E", "gamma": "γ"}
+    return ", ".join(f"{short.get(key, key)}={_value(value)}" for key, value in params.items())
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, list) and len(value) > 8:
+        return f"[{len(value)} items]"
+    return str(value)
+
+
+def plain(text: object) -> str:
+    """Flatten to one printable line: control characters and line breaks become blanks."""
+    return "".join(char if char.isprintable() else " " for char in str(text)).strip()
+
+
+def markdown(text: object) -> str:
+    """Escape untrusted text for a Markdown cell: nothing in it may start markup, a link or HTML."""
+    escaped = "".join(f"\\{char}" if char in "\\`*_[]|~#!$" else char for char in plain(text))
+    return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -1,0 +1,70 @@
+"""Write report files so that a reader sees the old one or the new one, never half of one."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ssd_infer.report.html import render_html
+from ssd_infer.report.markdown import render_markdown
+from ssd_infer.report.schema import ReportError, validate
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` to `path` through a temporary file in the same folder and one rename."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def dump_json(value: object) -> str:
+    """Serialise with a stable layout; what is not finite or not plain JSON raises instead of being written."""
+    return json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def write_report(report: dict[str, Any], folder: Path, samples: Iterable[dict[str, Any]] | None = None) -> Path:
+    """Validate, then write `report.json`, `report.md`, `report.html` and `samples.jsonl`; return the JSON's path.
+
+    Raises `ReportError` before anything is written when the report breaks its schema. `report.json` is renamed
+    into place last, so its presence means that the others are there too.
+    """
+    validate(report)
+    folder = Path(folder)
+    text = dump_json(report)
+    if samples is not None:
+        lines = (json.dumps(sample, ensure_ascii=False, allow_nan=False) for sample in samples)
+        write_text(folder / "samples.jsonl", "".join(f"{line}\n" for line in lines))
+    write_text(folder / "report.md", render_markdown(report))
+    write_text(folder / "report.html", render_html(report))
+    write_text(folder / "report.json", text)
+    return folder / "report.json"
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    """Read and validate a report given its file or its folder; raise `ReportError` naming the path otherwise."""
+    path = Path(path)
+    path = path / "report.json" if path.is_dir() else path
+    try:
+        report: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError as error:
+        raise ReportError(f"{path}: no such report") from error
+    except (OSError, ValueError) as error:
+        raise ReportError(f"{path}: not a readable report ({error})") from error
+    try:
+        validate(report)
+    except ReportError as error:
+        raise ReportError(f"{path}: {error}") from error
+    return report
