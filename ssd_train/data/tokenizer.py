@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ssd_infer.errors import DataError
+from ssd_train.config.schema import HFModelConfig, ModelConfig, Root
+from ssd_train.data.sources import TextSource
 
-logger = logging.getLogger(__name__)
-
-BOS, EOS, PAD = "<|begin|>", "<|end|>", "<|pad|>"
-_SPECIAL = [PAD, BOS, EOS]
+EOS, PAD = "<|end|>", "<|pad|>"
+_SPECIAL = [PAD, EOS]
 _CHUNK = 4096
 _BYTES = 256
-_TRAIN_CHARACTERS = 6_000_000
+_READ_CHARACTERS = 64_000_000
+_TRAIN_CHARACTERS = 16_000_000
 _MARK = "tokenizer_identity.json"
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, max_length: int) -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE of at most `vocab_size` entries with begin, end and padding tokens; no network.
+    """Train a byte-level BPE of at most `vocab_size` entries with end (also begin) and padding tokens; no network.
 
     Byte-level, so every text encodes without an unknown token and decodes to itself (Sennrich et al., 1508.07909).
     """
@@ -45,7 +45,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int, max_length: int) -> PreTrai
     backend.train_from_iterator(_sample(texts), trainer=trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
-        bos_token=BOS,
+        bos_token=EOS,  # documents follow one another, so the end of one is the begin of the next
         eos_token=EOS,
         pad_token=PAD,
         model_max_length=max_length,
@@ -54,38 +54,66 @@ def train_bpe(texts: Iterable[str], vocab_size: int, max_length: int) -> PreTrai
     )
 
 
-def cached_bpe(
-    texts: Iterable[str], vocab_size: int, max_length: int, directory: Path
-) -> PreTrainedTokenizerBase:
-    """Return the tokenizer stored in `directory` if it was made from these `texts` and `vocab_size`, else train it.
+def load_tokenizer(cfg: Root, source: TextSource, directory: Path) -> PreTrainedTokenizerBase:
+    """Return the model's own tokenizer, or one trained on `source` and kept in `directory`.
 
-    A resumed run must never meet other token ids, so a stored tokenizer of another origin is a `DataError`.
+    Raises `DataError` when the tokenizer cannot be loaded or has more entries than the model has rows.
     """
-    texts = list(texts)
-    identity = {"vocab_size": vocab_size, "texts": text_hash(texts)}
-    mark = directory / _MARK
-    if mark.exists():
-        found = json.loads(mark.read_text(encoding="utf-8"))
-        if found != identity:
-            raise DataError(
-                f"data.tokenizer_vocab: {directory} holds a tokenizer trained on other text or with another size "
-                f"(got {vocab_size}, stored {found.get('vocab_size')}); use another run_name or resume=never"
-            )
-        return PreTrainedTokenizerFast.from_pretrained(directory)
-    tokenizer = train_bpe(texts, vocab_size, max_length)
-    directory.mkdir(parents=True, exist_ok=True)
-    tokenizer.save_pretrained(directory)
-    mark.write_text(json.dumps(identity), encoding="utf-8")
+    model = cfg.model
+    name = model.name if isinstance(model, HFModelConfig) else getattr(model, "tokenizer", None)
+    if name is None:
+        length = getattr(model, "max_length", cfg.data.block_size)
+        tokenizer = cached_bpe(source, cfg.data.tokenizer_vocab, length, directory)
+    else:
+        tokenizer = _pretrained(model, name)
+    rows = getattr(model, "vocab_size", None)
+    if rows is not None and len(tokenizer) > rows:
+        raise DataError(
+            f"model.vocab_size: must be at least the tokenizer's {len(tokenizer)} entries (got {rows}); "
+            f"try model.vocab_size={len(tokenizer)} or another tokenizer"
+        )
     return tokenizer
 
 
-def text_hash(texts: Iterable[str]) -> str:
-    """Return a hash of `texts` in their order, document borders included."""
-    digest = hashlib.sha256()
-    for text in texts:
-        data = text.encode("utf-8", "surrogatepass")
-        digest.update(len(data).to_bytes(8, "little") + data)
-    return digest.hexdigest()[:32]
+def _pretrained(model: ModelConfig, name: str) -> PreTrainedTokenizerBase:
+    options = {}
+    if isinstance(model, HFModelConfig):
+        options = {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name, **options)
+    except Exception as error:  # transformers raises whatever its backend meets; each is said, none is skipped
+        reason = " ".join(str(error).split())[:200]
+        key = "model.name" if isinstance(model, HFModelConfig) else "model.tokenizer"
+        raise DataError(
+            f"{key}: no tokenizer can be loaded from it (got {name!r}): {reason}; "
+            "check the name, or save a tokenizer into the directory"
+        ) from error
+    return tokenizer
+
+
+def cached_bpe(
+    source: TextSource, vocab_size: int, max_length: int, directory: Path
+) -> PreTrainedTokenizerBase:
+    """Return the tokenizer stored in `directory` if it was made from `source` and `vocab_size`, else train it.
+
+    A resumed run must never meet other token ids, so a stored tokenizer of another origin is a `DataError`.
+    """
+    identity = {"vocab_size": vocab_size, "source": source.fingerprint}
+    mark = directory / _MARK
+    if mark.exists():
+        found = json.loads(mark.read_text(encoding="utf-8"))
+        tokenizer: PreTrainedTokenizerBase = PreTrainedTokenizerFast.from_pretrained(directory)
+        if found != {**identity, "vocabulary": vocabulary_hash(tokenizer)}:
+            raise DataError(
+                f"data.tokenizer_vocab: {directory} holds a tokenizer made from other text or of another size "
+                f"(got {vocab_size}, stored {found.get('vocab_size')}); use another run_name or resume=never"
+            )
+        return tokenizer
+    trained = train_bpe((item.text for item in source.train()), vocab_size, max_length)
+    directory.mkdir(parents=True, exist_ok=True)
+    trained.save_pretrained(directory)
+    mark.write_text(json.dumps({**identity, "vocabulary": vocabulary_hash(trained)}), encoding="utf-8")
+    return PreTrainedTokenizerFast.from_pretrained(directory)
 
 
 def vocabulary_hash(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -98,12 +126,14 @@ def vocabulary_hash(tokenizer: PreTrainedTokenizerBase) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _sample(texts: Iterable[str]) -> Iterator[str]:
-    """Yield pieces of `texts` spread over all of them, about `_TRAIN_CHARACTERS` in all: merges need no more."""
-    pieces = [text[start : start + _CHUNK] for text in texts for start in range(0, len(text), _CHUNK)]
-    wanted = max(1, _TRAIN_CHARACTERS // _CHUNK)
-    stride = max(1.0, len(pieces) / wanted)
-    index = 0.0
-    while int(index) < len(pieces):
-        yield pieces[int(index)]
-        index += stride
+def _sample(texts: Iterable[str]) -> list[str]:
+    """Return pieces spread over the first `_READ_CHARACTERS` of `texts`, at most `_TRAIN_CHARACTERS` in all."""
+    pieces: list[str] = []
+    read = 0
+    for text in texts:
+        pieces.extend(text[start : start + _CHUNK] for start in range(0, len(text), _CHUNK))
+        read += len(text)
+        if read >= _READ_CHARACTERS:
+            break
+    stride = max(1.0, read / _TRAIN_CHARACTERS)
+    return [pieces[int(step * stride)] for step in range(int(len(pieces) / stride))]

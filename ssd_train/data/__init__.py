@@ -1,0 +1,115 @@
+"""Text to train on: a source, a tokenizer, and packed blocks of tokens."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from filelock import FileLock
+from transformers import PreTrainedTokenizerBase
+
+from ssd_infer.errors import DataError
+from ssd_train.config.schema import DataConfig, Root
+from ssd_train.data.packing import PackedBlocks, token_dtype, write_json, write_tokens
+from ssd_train.data.sources import TextSource, open_source
+from ssd_train.data.tokenizer import load_tokenizer, vocabulary_hash
+
+__all__ = ["PackedBlocks", "TextData", "build"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class TextData:
+    """Training blocks, held-out blocks, and the tokenizer that made them."""
+
+    train: PackedBlocks
+    validation: PackedBlocks
+    tokenizer: PreTrainedTokenizerBase
+
+    def describe(self) -> str:
+        """Return one line a person can read: blocks and tokens on both sides, and the vocabulary."""
+        return (
+            f"{len(self.train):,} training blocks of {self.train.block_size} tokens "
+            f"({self.train.tokens / 1e6:.2f} M tokens), {len(self.validation):,} held out, "
+            f"vocabulary {len(self.tokenizer):,}"
+        )
+
+
+def build(cfg: Root, run_dir: Path) -> TextData:
+    """Read `cfg.data`, train or load its tokenizer, and return packed blocks; raise `DataError` when it cannot.
+
+    Every rank may call it: one process does the work behind a file lock, the others read what it wrote.
+    """
+    run_dir = Path(run_dir)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    source = open_source(cfg.data)
+    with FileLock(str(run_dir / ".data.lock")):
+        tokenizer = load_tokenizer(cfg, source, run_dir / "tokenizer")
+    cache = Path(cfg.data.cache_dir or Path(cfg.output_root) / ".cache")
+    folder = cache / _fingerprint(cfg.data, source, tokenizer)
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(str(folder / ".lock")):
+        sizes = _pack(source, tokenizer, folder)
+    train, validation = _split_blocks(cfg, source, sizes)
+    dtype, block = token_dtype(tokenizer), cfg.data.block_size
+    order = np.random.default_rng(cfg.seed).permutation(train[1])
+    data = TextData(
+        PackedBlocks(folder / train[0], dtype, block, order),
+        PackedBlocks(folder / validation[0], dtype, block, validation[1]),
+        tokenizer,
+    )
+    logger.info("data: %s", data.describe())
+    return data
+
+
+def _fingerprint(cfg: DataConfig, source: TextSource, tokenizer: PreTrainedTokenizerBase) -> str:
+    parts = [source.fingerprint, vocabulary_hash(tokenizer), str(tokenizer.eos_token_id)]
+    return f"{cfg.kind}-{hashlib.sha256('/'.join(parts).encode()).hexdigest()[:16]}"
+
+
+def _pack(source: TextSource, tokenizer: PreTrainedTokenizerBase, folder: Path) -> dict[str, int]:
+    """Write both token files unless an earlier run has, and return their lengths in tokens."""
+    meta = folder / "meta.json"
+    if meta.exists():
+        sizes: dict[str, Any] = json.loads(meta.read_text(encoding="utf-8"))
+        return {name: int(count) for name, count in sizes.items()}
+    counts = {
+        "train": write_tokens(source.train(), tokenizer, folder / "train.bin"),
+        "validation": write_tokens(source.validation(), tokenizer, folder / "validation.bin"),
+    }
+    write_json(meta, counts)
+    return counts
+
+
+def _split_blocks(
+    cfg: Root, source: TextSource, sizes: dict[str, int]
+) -> tuple[tuple[str, np.ndarray], tuple[str, np.ndarray]]:
+    """Return `(file, block numbers)` of both sides; held-out text too short for a block is replaced by the tail."""
+    block = cfg.data.block_size
+    train, held = np.arange(sizes["train"] // block), np.arange(sizes["validation"] // block)
+    if sizes["train"] == 0 and sizes["validation"] == 0:
+        raise DataError(f"{source.key}: holds no text (got {source.name!r}); give a source that is not empty")
+    needed = 1 if len(held) else 2
+    if len(train) < needed:
+        total = sizes["train"] + sizes["validation"]
+        raise DataError(
+            f"data.block_size: the text must fill a training and a validation block (got {block} with {total} "
+            f"tokens in {source.name!r}); give more text or try data.block_size={max(8, total // 8)}"
+        )
+    if len(held):
+        return ("train.bin", train), ("validation.bin", _spread(held, cfg.data.validation_blocks))
+    tail = min(max(1, round(len(train) * cfg.data.validation_share)), len(train) - 1)
+    return ("train.bin", train[:-tail]), ("train.bin", _spread(train[-tail:], cfg.data.validation_blocks))
+
+
+def _spread(blocks: np.ndarray, most: int) -> np.ndarray:
+    """Return at most `most` of `blocks`, evenly spread over all of them."""
+    if most <= 0 or len(blocks) <= most:
+        return blocks
+    return blocks[np.linspace(0, len(blocks) - 1, most).round().astype(int)]
