@@ -1,0 +1,20 @@
+"""The recipes: a registry from the name in the configuration to the class."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ssd_train.config.schema import RecipeConfig
+from ssd_train.recipes.base import Batch, Ratio, Recipe, StepContext, StepOutput
+from ssd_train.recipes.layerskip import LayerSkipRecipe
+from ssd_train.recipes.plain import PlainRecipe
+
+REGISTRY: dict[str, Any] = {"layerskip": LayerSkipRecipe, "plain": PlainRecipe}
+
+__all__ = ["REGISTRY", "Batch", "Ratio", "Recipe", "StepContext", "StepOutput", "build"]
+
+
+def build(config: RecipeConfig) -> Recipe:
+    """Return the recipe `config.kind` names."""
+    recipe: Recipe = REGISTRY[config.kind](config)
+    return recipe

@@ -1,0 +1,82 @@
+"""What a recipe is: it prepares a model, turns a batch into sums, and knows nothing of the trainer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Ratio = tuple[Tensor, Tensor]
+"""(numerator, denominator); divided only after it was summed over micro-batches and ranks."""
+
+Batch = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class StepContext:
+    """Where in the run a micro-batch is; everything random or scheduled in a recipe follows from it."""
+
+    global_step: int
+    max_steps: int
+    seed: int = 0
+    sample_offset: int = 0
+    """Samples of this optimizer step that came before this micro-batch on this rank."""
+    distributed: bool = False
+    detailed: bool = False
+    """Whether the step is logged, so that costlier metrics are wanted."""
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """Sums of one micro-batch: the loss to differentiate and ratios to log."""
+
+    loss_sum: Tensor
+    denom: Tensor
+    metrics: dict[str, Ratio] = field(default_factory=dict)
+    loss_terms: dict[str, Ratio] = field(default_factory=dict)
+    """Every term of the loss, unweighted."""
+
+
+class Recipe(ABC):
+    """A training method; one object a run."""
+
+    name: str = ""
+
+    @abstractmethod
+    def prepare(self, model: nn.Module) -> None:
+        """Look at `model` once before training; raises UnsupportedModelError if the recipe cannot train it."""
+
+    @abstractmethod
+    def denominator(self, batch: Batch) -> Tensor:
+        """Return the number of terms the loss of `batch` sums over, summed by the caller over the whole step."""
+
+    @abstractmethod
+    def step(self, model: nn.Module, inputs: Batch, context: StepContext) -> StepOutput:
+        """Run one training micro-batch."""
+
+    @abstractmethod
+    def evaluate(self, model: nn.Module, inputs: Batch, context: StepContext) -> dict[str, Ratio]:
+        """Measure one validation batch; must include `loss`."""
+
+    def metadata(self) -> dict[str, Any]:
+        """Return what a checkpoint should say about how it was made."""
+        return {"name": self.name}
+
+
+def label_mask(batch: Batch) -> Tensor:
+    """Return bool `(B, T-1)`: which next-token predictions count (labels that are not -100, tokens not padding)."""
+    ids = batch["input_ids"]
+    labels = batch.get("labels")
+    mask = torch.ones_like(ids[:, 1:], dtype=torch.bool) if labels is None else labels[:, 1:] != -100
+    attention = batch.get("attention_mask")
+    return mask if attention is None or labels is not None else mask & attention[:, 1:].bool()
+
+
+def next_tokens(batch: Batch) -> Tensor:
+    """Return `(B, T-1)`: the token each position has to predict."""
+    labels = batch.get("labels")
+    return batch["input_ids"][:, 1:] if labels is None else labels[:, 1:]
