@@ -1,0 +1,36 @@
+"""Decode with models that draft for themselves, and prove on every checkpoint what it gains.
+
+    import ssd_infer
+    model = ssd_infer.load("outputs/layerskip/demo/checkpoints/step-500")
+    out = ssd_infer.generate(model, [[1, 2, 3]], draft="early_exit", max_new_tokens=64)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_EXPORTS = {
+    "generate": "ssd_infer.api",
+    "load": "ssd_infer.loading",
+    "Loaded": "ssd_infer.loading",
+    "GenerateOutput": "ssd_infer.api",
+    "hf_generate": "ssd_infer.hf",
+    "write_custom_generate": "ssd_infer.hf",
+}
+__all__ = ["GenerateOutput", "Loaded", "__version__", "generate", "hf_generate", "load", "write_custom_generate"]
+
+if TYPE_CHECKING:
+    from ssd_infer.api import GenerateOutput, generate
+    from ssd_infer.hf import hf_generate, write_custom_generate
+    from ssd_infer.loading import Loaded, load
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: reading a configuration must not cost an import of torch."""
+    if name not in _EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_EXPORTS[name]), name)

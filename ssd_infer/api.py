@@ -1,0 +1,171 @@
+"""The Python interface: `load` a checkpoint, `generate` with any draft strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ssd_infer import drafts
+from ssd_infer.drafts.base import Drafter, DraftParams, Resolved
+from ssd_infer.engine.loop import Decoding
+from ssd_infer.engine.sampling import Sampler, SamplingParams
+from ssd_infer.engine.session import open_session
+from ssd_infer.engine.stats import Stats
+from ssd_infer.engine.stopping import StopRule
+from ssd_infer.engine.target import Target
+from ssd_infer.errors import ConfigError, Problem
+from ssd_infer.loading import Loaded, load
+
+__all__ = ["GenerateOutput", "Loaded", "generate", "load"]
+
+Prompts = Tensor | Sequence[Tensor] | Sequence[Sequence[int]]
+
+
+@dataclass(slots=True)
+class GenerateOutput:
+    """What a `generate` call produced."""
+
+    sequences: list[list[int]]
+    """New token ids, one list a row; EOS included when produced, nothing after it."""
+    stats: Stats
+    draft: str | None = None
+    """The strategy that really ran; None for plain decoding, also when a strategy fell back to it."""
+    draft_params: dict[str, Any] = field(default_factory=dict)
+    """Its parameters with every `auto` settled."""
+    note: str = ""
+    """Why a strategy fell back to plain decoding, or how `auto` was settled."""
+
+
+def generate(
+    model: nn.Module | Loaded,
+    input_ids: Prompts,
+    attention_mask: Tensor | None = None,
+    *,
+    draft: str | None = None,
+    draft_params: Mapping[str, Any] | None = None,
+    max_new_tokens: int,
+    do_sample: bool = False,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    eos_token_id: int | Sequence[int] | None = None,
+    stop_sequences: Sequence[Sequence[int]] | None = None,
+    seed: int | None = None,
+    streamer: Any | None = None,
+) -> GenerateOutput:
+    """Decode `input_ids` with the model drafting for itself; the output is that of plain decoding.
+
+    `input_ids`: a left-padded `(B, T)` tensor with its `attention_mask`, or a list of rows of different lengths.
+    `draft=None` is plain decoding. `eos_token_id=None` takes the model's own. `streamer` is called with
+    `(row, new_tokens)` for every accepted block, or is a transformers streamer (one row only).
+
+    Raises ConfigError for bad arguments and UnsupportedModelError for architectures the engine cannot split by layers.
+    """
+    module = model.model if isinstance(model, Loaded) else model
+    prompts = _rows(input_ids, attention_mask)
+    sampling = SamplingParams(do_sample, temperature, top_k, top_p)
+    _check(prompts, max_new_tokens, draft, draft_params, sampling)
+    target = Target.of(module)
+    _check_vocabulary(prompts, target)
+    strategy = None if draft is None else drafts.get(draft)
+    resolved = _resolve(strategy, target, draft_params, prompts, do_sample)
+    if resolved.params is None:
+        strategy = None
+    stop = StopRule.of(_eos(module, eos_token_id), stop_sequences)
+    was_training = module.training
+    module.eval()
+    try:
+        sequences, stats = _decode(target, prompts, strategy, resolved.params, max_new_tokens,
+                                   Sampler(sampling, target.device, seed), stop, _emitter(streamer, len(prompts)))
+    finally:
+        module.train(was_training)
+    if hasattr(streamer, "end"):
+        streamer.end()
+    settled = {} if resolved.params is None else _as_dict(resolved.params)
+    return GenerateOutput(sequences, stats, None if strategy is None else strategy.name, settled, resolved.note)
+
+
+def _decode(target: Target, prompts: list[list[int]], strategy: type[Drafter] | None, params: DraftParams | None,
+            max_new_tokens: int, sampler: Sampler, stop: StopRule,
+            emit: Callable[[int, list[int]], None] | None) -> tuple[list[list[int]], Stats]:
+    """Open a session and run the loop over it."""
+    max_draft = 0 if strategy is None or params is None else strategy.max_draft(params)
+    session = open_session(target, prompts, max_new_tokens, max_draft, sampler)
+    drafter = None if strategy is None or params is None else strategy(session, params)
+    stats = Stats.empty(len(prompts))
+    return Decoding(session, drafter, stop, stats, emit).run(), stats
+
+
+def _resolve(strategy: type[Drafter] | None, target: Target, raw: Mapping[str, Any] | None,
+             prompts: list[list[int]], do_sample: bool) -> Resolved:
+    if strategy is None:
+        return Resolved(None)
+    reason = strategy.applicable(target)
+    if reason is not None:
+        raise ConfigError([Problem("draft", f"does not apply to this model: {reason}", strategy.name)])
+    return strategy.resolve(target, strategy.parse(raw, target), prompts, do_sample)
+
+
+def _rows(input_ids: Prompts, attention_mask: Tensor | None) -> list[list[int]]:
+    """Return each prompt as a list of ids, its padding removed."""
+    if not isinstance(input_ids, Tensor):
+        return [row.tolist() if isinstance(row, Tensor) else list(row) for row in input_ids]
+    table = input_ids.unsqueeze(0) if input_ids.dim() == 1 else input_ids
+    if attention_mask is None:
+        return [list(row) for row in table.tolist()]
+    if attention_mask.shape != table.shape:
+        rule = f"must have the shape of input_ids, {tuple(table.shape)}"
+        raise ConfigError([Problem("attention_mask", rule, tuple(attention_mask.shape))])
+    pairs = zip(table.tolist(), attention_mask.tolist(), strict=True)
+    return [[token for token, real in zip(row, mask, strict=True) if real] for row, mask in pairs]
+
+
+def _check(prompts: list[list[int]], max_new_tokens: int, draft: str | None, params: Mapping[str, Any] | None,
+           sampling: SamplingParams) -> None:
+    problems = sampling.problems()
+    if not prompts:
+        problems.append(Problem("input_ids", "must hold at least one row", "no rows"))
+    problems += [Problem(f"input_ids[{i}]", "must hold at least one token", "empty") for i, row in enumerate(prompts) if not row]
+    if max_new_tokens < 1:
+        problems.append(Problem("max_new_tokens", "must be >= 1", max_new_tokens))
+    if draft is None and params:
+        problems.append(Problem("draft_params", "need a draft", dict(params), "name one with draft=…"))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _check_vocabulary(prompts: list[list[int]], target: Target) -> None:
+    size = target.vocab_size
+    for index, row in enumerate(prompts):
+        worst = max(row) if min(row) >= 0 else min(row)
+        if not 0 <= worst < size:
+            rule = f"must hold token ids below the model's vocabulary of {size}"
+            raise ConfigError([Problem(f"input_ids[{index}]", rule, worst, "use the tokenizer saved with the checkpoint")])
+
+
+def _eos(model: nn.Module, given: int | Sequence[int] | None) -> int | Sequence[int] | None:
+    if given is not None:
+        return given
+    config: Any = getattr(model, "generation_config", None) or model.config
+    found: int | Sequence[int] | None = getattr(config, "eos_token_id", None)
+    return found
+
+
+def _emitter(streamer: Any, rows: int) -> Callable[[int, list[int]], None] | None:
+    """Adapt a callback `(row, tokens)` or a transformers streamer to what the loop calls."""
+    if streamer is None:
+        return None
+    if not hasattr(streamer, "put"):
+        callback: Callable[[int, list[int]], None] = streamer
+        return callback
+    if rows != 1:
+        raise ConfigError([Problem("streamer", "a transformers streamer takes one row", rows, "pass a function (row, tokens)")])
+    return lambda _row, tokens: streamer.put(torch.tensor(tokens))
+
+
+def _as_dict(params: DraftParams) -> dict[str, Any]:
+    return {name: getattr(params, name) for name in type(params).__dataclass_fields__}

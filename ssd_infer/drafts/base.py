@@ -1,0 +1,144 @@
+"""What a draft strategy is: one file, one class, the same questions answered by each."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+from ssd_infer.engine.session import Feedback, Proposal, Session
+from ssd_infer.engine.target import Target
+from ssd_infer.errors import ConfigError, Problem
+
+Auto = Literal["auto"]
+
+
+@dataclasses.dataclass(slots=True)
+class DraftParams:
+    """Parameters of a strategy; each subclass is a dataclass with slots and checks itself against the target."""
+
+    def problems(self, target: Target) -> list[Problem]:
+        """Return the violated rules, keyed `draft_params.<field>`."""
+        del target
+        return []
+
+
+@dataclasses.dataclass(slots=True)
+class Resolved:
+    """A strategy with every `auto` settled; `params=None` means: decode plainly, for the reason in `note`."""
+
+    params: DraftParams | None
+    note: str = ""
+    predicted_speedup: float | None = None
+
+
+class Drafter(ABC):
+    """Propose tokens inside one decoding session and learn from what verification says.
+
+    A drafter reads the session, writes cache slots past the committed lengths only, and never touches the loop.
+    """
+
+    name: ClassVar[str]
+    family: ClassVar[str]
+    lossless: ClassVar[bool] = True
+    Params: ClassVar[type[DraftParams]] = DraftParams
+
+    def __init__(self, session: Session, params: DraftParams) -> None:
+        """Bind to `session`; called before the prompts are prefilled."""
+        self.session = session
+
+    @abstractmethod
+    def propose(self, limit: int) -> Proposal:
+        """Draft at most `limit` ≥ 1 tokens for every active row."""
+
+    def begin(self) -> None:
+        """Prepare after prefill, when every row has its first token."""
+
+    def observe(self, feedback: Feedback) -> None:
+        """Learn from one verify pass, before its tokens are committed."""
+
+    def keep_rows(self, kept: list[int]) -> None:
+        """Drop state of rows that ended; called before the session drops them."""
+
+    @classmethod
+    def applicable(cls, target: Target) -> str | None:
+        """Return None when this strategy works on `target`, otherwise the reason in one sentence."""
+        del target
+        return None
+
+    @classmethod
+    def search_space(cls, target: Target) -> dict[str, Sequence[Any]]:
+        """Return the values worth trying for each parameter."""
+        del target
+        return {}
+
+    @classmethod
+    def extra_bytes(cls, target: Target, params: DraftParams) -> int:
+        """Return memory the strategy needs beyond plain decoding, in bytes."""
+        del target, params
+        return 0
+
+    @classmethod
+    def max_draft(cls, params: DraftParams) -> int:
+        """Return the longest proposal `params` can lead to."""
+        return int(getattr(params, "gamma", 0))
+
+    @classmethod
+    def resolve(cls, target: Target, params: DraftParams, prompts: list[list[int]], do_sample: bool) -> Resolved:
+        """Settle every `auto` in `params`; may decide for plain decoding when no gain is predicted."""
+        del target, prompts, do_sample
+        return Resolved(params)
+
+    @classmethod
+    def parse(cls, raw: Mapping[str, Any] | None, target: Target) -> DraftParams:
+        """Build typed parameters from `draft_params`; raises ConfigError with all problems together."""
+        raw = dict(raw or {})
+        hints = typing.get_type_hints(cls.Params)
+        known = {field.name: hints[field.name] for field in dataclasses.fields(cls.Params)}
+        problems = [_unknown(cls.name, key, value, known) for key, value in raw.items() if key not in known]
+        typed = [key for key in raw if key in known]
+        problems += [problem for key in typed if (problem := _mistyped(key, raw[key], known[key]))]
+        if problems:
+            raise ConfigError(problems)
+        params = cls.Params(**raw)
+        problems = params.problems(target)
+        if problems:
+            raise ConfigError(problems)
+        return params
+
+
+def at_least(name: str, value: object, floor: int) -> list[Problem]:
+    """Return a problem when the integer `value` is below `floor`; "auto" passes."""
+    if isinstance(value, int) and value < floor:
+        return [Problem(f"draft_params.{name}", f"must be >= {floor}", value, f"try {floor}")]
+    return []
+
+
+def _unknown(draft: str, key: str, value: Any, known: Mapping[str, Any]) -> Problem:
+    return Problem(f"draft_params.{key}", f"is no parameter of draft {draft!r}", value, f"it takes {', '.join(known)}")
+
+
+def _mistyped(key: str, value: Any, hint: Any) -> Problem | None:
+    if _matches(value, hint):
+        return None
+    wanted = getattr(hint, "__name__", None) or str(hint).replace("typing.", "")
+    return Problem(f"draft_params.{key}", f"must be {wanted}", value, "")
+
+
+def _matches(value: Any, hint: Any) -> bool:
+    """Check a value against the few hint forms parameters use: scalars, literals, unions, lists, tuples."""
+    origin = typing.get_origin(hint)
+    if origin is Literal:
+        return value in typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_matches(value, option) for option in typing.get_args(hint))
+    if origin in (list, tuple):
+        return isinstance(value, (list, tuple)) and all(_matches(item, typing.get_args(hint)[0]) for item in value)
+    if hint is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, hint)

@@ -1,0 +1,114 @@
+"""Measured seconds of the parts a decoding round is made of, at batch 1."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ssd_infer.engine.sampling import Sampler, SamplingParams
+from ssd_infer.engine.session import Session, open_session
+from ssd_infer.engine.target import Target
+
+WIDTHS = (1, 2, 3, 5, 9, 17)
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Seconds at batch 1 and one context length; `layer[i]` and `step[i]` belong to `widths[i]` tokens a pass."""
+
+    widths: tuple[int, ...]
+    layer: tuple[float, ...]
+    """One decoder layer."""
+    step: tuple[float, ...]
+    """Everything of a pass but its layers: embedding, masks, norm, head, choosing tokens."""
+    num_layers: int
+
+    def layer_at(self, width: float) -> float:
+        """Return seconds of one layer on `width` tokens, interpolated."""
+        return float(np.interp(width, self.widths, self.layer))
+
+    def step_at(self, width: float) -> float:
+        """Return the fixed seconds of a pass over `width` tokens, interpolated."""
+        return float(np.interp(width, self.widths, self.step))
+
+    @property
+    def plain(self) -> float:
+        """Seconds of one plain decoding step."""
+        return self.step_at(1) + self.num_layers * self.layer_at(1)
+
+    def draft(self, exit_layer: int) -> float:
+        """Return seconds of one drafted token at `exit_layer`."""
+        return self.step_at(1) + exit_layer * self.layer_at(1)
+
+    def verify(self, exit_layer: int, gamma: int) -> float:
+        """Return seconds of a verify pass over γ drafts whose first `exit_layer` layers are already done."""
+        width = gamma + 1
+        return (self.step_at(width) + exit_layer * self.layer_at(1) + (self.num_layers - exit_layer) * self.layer_at(width))
+
+
+@torch.inference_mode()
+def measure_costs(target: Target, context: int = 128, do_sample: bool = False, repeats: int = 7) -> Costs:
+    """Time full and one-layer passes of several widths, interleaved, and split them into layer and fixed cost.
+
+    Medians over `repeats`; a shared machine drifts, so every repeat visits every width.
+    """
+    sampler = Sampler(SamplingParams(do_sample=do_sample), target.device, seed=0)
+    session = open_session(target, [[0] * context], 1, max(WIDTHS), sampler)
+    session.lengths = [context]
+    seconds: dict[tuple[int, int], list[float]] = {}
+    depths = (1, target.num_layers)
+    for repeat in range(repeats + 1):
+        for width in WIDTHS:
+            for depth in depths:
+                spent = _timed(lambda depth=depth, width=width: _one_pass(session, depth, width), target.device)
+                if repeat:
+                    seconds.setdefault((depth, width), []).append(spent)
+    median = {key: float(np.median(values)) for key, values in seconds.items()}
+    span = max(1, target.num_layers - 1)
+    layer = [max(1e-9, (median[depths[1], width] - median[1, width]) / span) for width in WIDTHS]
+    step = [max(1e-9, median[1, width] - one) for width, one in zip(WIDTHS, layer, strict=True)]
+    return Costs(WIDTHS, tuple(layer), tuple(step), target.num_layers)
+
+
+def _one_pass(session: Session, depth: int, width: int) -> None:
+    """Embed `width` tokens, run `depth` layers, and choose a token at every position."""
+    target = session.target
+    ids = torch.zeros((1, width), dtype=torch.long, device=target.device)
+    hidden = target.run(target.embed(ids), session.window(width), session.cache, 0, depth)
+    logits = target.logits(hidden)
+    if session.sampler.greedy:
+        logits.argmax(dim=-1)
+    else:
+        session.sampler.draw(session.sampler.probs(logits))
+
+
+def _timed(call: Callable[[], None], device: torch.device) -> float:
+    """Return the seconds of one call, the device's queue included."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start
+
+
+def predicted_speedup(alpha: float, gamma: float, c: float, verify_ratio: float) -> float:
+    """Return (1 + γα) / (γc + v(γ+1)): pooled α at this fixed γ, costs as shares of one plain step."""
+    return (1 + gamma * alpha) / (gamma * c + verify_ratio)
+
+
+def mean_tau(overlap: Sequence[torch.Tensor], gamma: int) -> float:
+    """Return the expected tokens per verify, 1 + E[Σ_k Π_{i≤k} o_i], over all starting positions of all sequences."""
+    total = count = 0.0
+    for series in overlap:
+        survive = torch.ones_like(series)
+        for ahead in range(min(gamma, series.numel())):
+            survive = survive[: series.numel() - ahead] * series[ahead:]
+            total += float(survive.sum())
+        count += series.numel()
+    return 1.0 + total / max(count, 1.0)

@@ -1,0 +1,137 @@
+"""The decode loop: prefill → repeat { draft → verify in one target pass → accept → emit → feed back }.
+
+Rolling back needs no step of its own: a row's committed length simply does not move past what was accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ssd_infer.drafts.base import Drafter
+from ssd_infer.engine.acceptance import accept
+from ssd_infer.engine.clock import Clock
+from ssd_infer.engine.session import Feedback, Proposal, Session
+from ssd_infer.engine.stats import Stats
+from ssd_infer.engine.stopping import StopRule
+from ssd_infer.engine.window import Window
+
+Emit = Callable[[int, list[int]], None]
+
+
+@dataclass(slots=True)
+class Decoding:
+    """One run of the loop over a session."""
+
+    session: Session
+    drafter: Drafter | None
+    stop: StopRule
+    stats: Stats
+    emit: Emit | None = None
+
+    @torch.inference_mode()
+    def run(self) -> list[list[int]]:
+        """Decode every row to its end; return the new tokens of each row in the order of the input."""
+        clock = Clock(self.session.target.device)
+        all_rows = list(self.session.rows)
+        with clock.phase("prefill"):
+            first = self._prefill()
+            self._commit(first, None, None)
+        if self.drafter is not None and self.session.rows:
+            self.drafter.begin()
+        while self.session.rows:
+            self._round(clock)
+        self.stats.finish()
+        self.stats.total.seconds.update(clock.seconds())
+        return [row.tokens[row.prompt_length :] for row in all_rows]
+
+    def _prefill(self) -> list[list[int]]:
+        """Run the prompts through all layers; return each row's first token as a block of one.
+
+        Rows are padded on the right: later slots are invisible to earlier tokens, and overwritten later.
+        """
+        session = self.session
+        lengths = [len(row.tokens) for row in session.rows]
+        width = max(lengths)
+        padded = [row.tokens + [0] * (width - len(row.tokens)) for row in session.rows]
+        ids = torch.tensor(padded, dtype=torch.long, device=session.target.device)
+        hidden = session.target.run(session.target.embed(ids), session.window(width), session.cache)
+        last = torch.tensor(lengths, device=hidden.device) - 1
+        ends = hidden[torch.arange(len(lengths), device=hidden.device), last]
+        logits = session.target.logits(ends.unsqueeze(1))
+        self.stats.total.forwards["target"] += 1
+        _, session.pending = accept(logits, ids[:, :0], None, None, session.sampler)
+        session.lengths = lengths
+        return [[token] for token in session.pending.tolist()]
+
+    def _round(self, clock: Clock) -> None:
+        session = self.session
+        limit = max(row.remaining for row in session.rows) - 1
+        with clock.phase("draft"):
+            drafter = self.drafter
+            proposal = drafter.propose(limit) if drafter is not None and limit > 0 else session.empty()
+        with clock.phase("verify"):
+            logits = self._verify(proposal)
+            accepted, following = accept(logits, proposal.tokens, proposal.counts, proposal.probs, session.sampler)
+            parts = [proposal.tokens, accepted.unsqueeze(1), following.unsqueeze(1)]
+            if proposal.counts is not None:
+                parts.append(proposal.counts.unsqueeze(1))
+            table = torch.cat(parts, dim=1).tolist()  # the one synchronisation of a round
+        gamma = proposal.width
+        taken = [line[gamma] for line in table]
+        counts = [line[gamma + 2] if proposal.counts is not None else gamma for line in table]
+        if self.drafter is not None and gamma:
+            self.drafter.observe(Feedback(proposal, counts, taken, logits))
+        session.lengths = [length + count + 1 for length, count in zip(session.lengths, taken, strict=True)]
+        session.pending = following
+        blocks = [line[:count] + [line[gamma + 1]] for line, count in zip(table, taken, strict=True)]
+        self.stats.total.forwards["target"] += 1
+        self.stats.total.forwards["draft"] += proposal.forwards
+        self._commit(blocks, counts, taken)
+
+    def _verify(self, proposal: Proposal) -> Tensor:
+        """Return the target's logits `(B, γ+1, V)` for the pending token and every draft, in one pass."""
+        session, target = self.session, self.session.target
+        width = proposal.width + 1
+        window = session.window(width)
+        first = proposal.resume_layer
+        if proposal.hidden is None:
+            ids = torch.cat([session.pending.unsqueeze(1), proposal.tokens], dim=1)
+            hidden = target.embed(ids)
+        elif proposal.hidden.shape[1] == width:
+            hidden = proposal.hidden
+        else:
+            tail = session.window(1, offset=width - 1)
+            last = target.run(target.embed(proposal.tokens[:, -1:]), tail, session.cache, 0, first)
+            hidden = torch.cat([proposal.hidden, last], dim=1)
+        return target.logits(self._finish(hidden, window, first))
+
+    def _finish(self, hidden: Tensor, window: Window, first: int) -> Tensor:
+        return self.session.target.run(hidden, window, self.session.cache, first)
+
+    def _commit(self, blocks: list[list[int]], counts: list[int] | None, taken: list[int] | None) -> None:
+        """Append each row's block as far as its stop rule allows, count it, emit it, and drop ended rows."""
+        session = self.session
+        going = []
+        for position, (row, block) in enumerate(zip(session.rows, blocks, strict=True)):
+            added, ended = self.stop.extend(row, block)
+            stats = self.stats.rows[row.index]
+            if counts is None or taken is None:
+                stats.emitted += added
+            else:
+                drafted = min(counts[position], added) if ended else counts[position]
+                stats.count(drafted, min(taken[position], added), added)
+            if self.emit is not None:
+                self.emit(row.index, row.tokens[len(row.tokens) - added :])
+            if not ended:
+                going.append(position)
+        if len(going) < len(session.rows):
+            if going:
+                if self.drafter is not None:
+                    self.drafter.keep_rows(going)
+                session.keep_rows(going)
+            else:
+                session.rows = []

@@ -1,0 +1,108 @@
+"""The state of one decoding: rows, their committed lengths, the shared cache, the pending tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ssd_infer.engine.cache import RowCache, as_rows
+from ssd_infer.engine.sampling import Sampler
+from ssd_infer.engine.target import Target
+from ssd_infer.engine.window import Geometry, Window
+
+
+@dataclass(slots=True)
+class Row:
+    """One sequence being decoded; `tokens` is prompt plus output, and its last token is the pending one."""
+
+    index: int
+    tokens: list[int]
+    prompt_length: int
+    limit: int
+
+    @property
+    def emitted(self) -> int:
+        """Tokens produced so far."""
+        return len(self.tokens) - self.prompt_length
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still be produced."""
+        return self.limit - self.emitted
+
+
+@dataclass(slots=True)
+class Proposal:
+    """What a drafter suggests for every active row.
+
+    `tokens` `(B, γ)`; `counts` `(B,)` when rows drafted fewer than γ (None: all γ); `probs` `(B, γ, V)` the distribution
+    each token was drawn from (None: deterministic). A drafter that already ran the target's own first `resume_layer`
+    layers on [pending, drafts…] hands over their output in `hidden` `(B, γ or γ+1, d)`; the verify pass continues from
+    there instead of running those layers again.
+    """
+
+    tokens: Tensor
+    counts: Tensor | None = None
+    probs: Tensor | None = None
+    hidden: Tensor | None = None
+    resume_layer: int = 0
+    forwards: int = 0
+
+    @property
+    def width(self) -> int:
+        """γ, the drafted tokens of the longest row."""
+        return int(self.tokens.shape[1])
+
+
+@dataclass(slots=True)
+class Feedback:
+    """What verification said: accepted counts a row (host side), and the target's logits `(B, γ+1, V)`."""
+
+    proposal: Proposal
+    counts: list[int]
+    accepted: list[int]
+    logits: Tensor
+
+
+@dataclass(slots=True)
+class Session:
+    """Everything a drafter may read; it writes only to the cache, and only past the committed lengths."""
+
+    target: Target
+    sampler: Sampler
+    geometry: Geometry
+    cache: RowCache
+    rows: list[Row]
+    pending: Tensor
+    """Last emitted token of each active row `(B,)`: the only committed token whose keys are not stored yet."""
+    lengths: list[int] = field(default_factory=list)
+    """Committed slots of each active row."""
+
+    def window(self, width: int, offset: int = 0) -> Window:
+        """Open a window of `width` positions, `offset` past the committed length of each row."""
+        starts = self.lengths if offset == 0 else [length + offset for length in self.lengths]
+        return Window(self.geometry, starts, width)
+
+    def empty(self) -> Proposal:
+        """Return a proposal that drafts nothing."""
+        return Proposal(self.pending.new_empty((len(self.rows), 0)))
+
+    def keep_rows(self, kept: list[int]) -> None:
+        """Drop finished rows: only the rows at positions `kept` go on."""
+        index = as_rows(kept, self.pending.device)
+        self.cache.keep_rows(index)
+        self.pending = self.pending[index]
+        self.rows = [self.rows[position] for position in kept]
+        self.lengths = [self.lengths[position] for position in kept]
+
+
+def open_session(target: Target, prompts: list[list[int]], max_new_tokens: int, max_draft: int,
+                 sampler: Sampler) -> Session:
+    """Allocate the cache for `prompts` and return a session whose rows have not been prefilled."""
+    capacity = max(map(len, prompts)) + max_new_tokens + max_draft + 1
+    rows = [Row(index, list(prompt), len(prompt), max_new_tokens) for index, prompt in enumerate(prompts)]
+    pending = torch.zeros(len(rows), dtype=torch.long, device=target.device)
+    cache = target.new_cache(len(rows), capacity)
+    return Session(target, sampler, target.geometry(capacity), cache, rows, pending, [0] * len(rows))

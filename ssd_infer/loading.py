@@ -1,0 +1,86 @@
+"""Load a checkpoint directory or hub name, with one clear error for what can be wrong with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ssd_infer.errors import CheckpointError
+
+
+@dataclass(slots=True)
+class Loaded:
+    """A model with the tokenizer saved beside it, and where both came from."""
+
+    model: nn.Module
+    tokenizer: Any
+    path: str
+
+
+def load(path: str | Path | nn.Module, dtype: str | torch.dtype | None = None, device: str | torch.device | None = None,
+         *, trust_remote_code: bool = False) -> Loaded:
+    """Load model and tokenizer; `dtype=None` keeps the checkpoint's, `device=None` takes CUDA when there is one.
+
+    An already loaded transformers model is wrapped as it is. Raises CheckpointError when the directory is missing,
+    holds no model, or its weights are damaged.
+    """
+    if isinstance(path, nn.Module):
+        return Loaded(path, None, str(getattr(path.config, "_name_or_path", "")))
+    where = str(path)
+    _check_directory(where)
+    model = _load_model(where, _dtype(dtype), trust_remote_code)
+    chosen = torch.device(device) if device not in (None, "auto") else torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return Loaded(model.to(chosen).eval(), _load_tokenizer(where, trust_remote_code), where)
+
+
+def _dtype(dtype: str | torch.dtype | None) -> str | torch.dtype:
+    if dtype is None or dtype == "auto":
+        return "auto"
+    return getattr(torch, dtype) if isinstance(dtype, str) else dtype
+
+
+def _looks_local(where: str) -> bool:
+    return Path(where).exists() or where.startswith((".", "/", "~")) or where.count("/") > 1
+
+
+def _check_directory(where: str) -> None:
+    if not _looks_local(where):
+        return
+    path = Path(where)
+    if not path.is_dir():
+        raise CheckpointError(f"checkpoint: no directory {where!r}; give a directory that holds config.json and model.safetensors")
+    if not (path / "config.json").is_file():
+        inside = sorted(item.name for item in path.glob("checkpoints/*")) or sorted(item.name for item in path.iterdir())[:5]
+        raise CheckpointError(f"checkpoint: {where!r} holds no config.json, so it is no checkpoint; it holds {', '.join(inside) or 'nothing'}")
+
+
+def _load_model(where: str, dtype: str | torch.dtype, trust_remote_code: bool) -> nn.Module:
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model: nn.Module = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, trust_remote_code=trust_remote_code)
+    except SafetensorError as error:
+        raise CheckpointError(f"checkpoint: the weights in {where!r} are damaged ({error}); copy or train them again") from error
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CheckpointError(f"checkpoint: {where!r} does not load ({first})") from error
+    return model
+
+
+def _load_tokenizer(where: str, trust_remote_code: bool) -> Any:
+    """Return the tokenizer saved with the checkpoint, or None when there is none (ids still work)."""
+    from transformers import AutoTokenizer
+
+    path = Path(where)
+    if path.is_dir() and not any((path / name).exists() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(where, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CheckpointError(f"checkpoint: the tokenizer in {where!r} does not load ({first})") from error
