@@ -58,9 +58,11 @@ def scratch_config(cfg: ScratchModelConfig, tokenizer: PreTrainedTokenizerBase |
     if cfg.family not in FAMILIES:
         names = ", ".join(FAMILIES)
         raise ConfigError([Problem("model.family", f"must be one of {names}", cfg.family, "try model.family=llama")])
-    special = {
+    special: dict[str, Any] = {
         f"{name}_token_id": getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "pad")
     }
+    if cfg.family == "mistral":
+        special["sliding_window"] = None  # contexts here are shorter than any window, and a full cache is simpler
     config: PretrainedConfig = AutoConfig.for_model(
         FAMILIES[cfg.family],
         vocab_size=cfg.vocab_size,

@@ -1,0 +1,245 @@
+"""Follow a run from outside: Weights & Biases, TensorBoard, or nothing. A failing service never stops training."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.util
+import json
+import logging
+import netrc
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from urllib.parse import urlparse
+from uuid import uuid4
+
+from ssd_infer.errors import ConfigError, Problem
+from ssd_train.config.schema import Root
+
+logger = logging.getLogger(__name__)
+
+ID_FILE = "tracking.json"
+
+
+class Tracker:
+    """A run's tracking on this rank; `report_to` goes to `TrainingArguments`. The base follows nothing."""
+
+    report_to: list[str] = []
+
+    def log_report(self, report_dir: Path, step: int | None = None) -> None:
+        """Send the checkpoint report in `report_dir`, if it exists, to the service."""
+
+    def finish(self, exit_code: int = 0) -> None:
+        """Close the run; calling it again does nothing."""
+
+    def __enter__(self) -> Tracker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.finish(1 if error else 0)
+
+
+def start(cfg: Root, run_dir: Path) -> Tracker:
+    """Open the tracking `cfg` asks for, on rank 0 only; call it before the Trainer is built, which finds the run open.
+
+    Raises `ConfigError` for a tracker that is unknown or not installed.
+    """
+    if cfg.tracking.name not in _STARTERS:
+        names = ", ".join(_STARTERS)
+        raise ConfigError([Problem("tracking", f"must be one of {names}", cfg.tracking.name, "try tracking=none")])
+    if int(os.environ.get("RANK", "0")) != 0:
+        return Tracker()
+    return _STARTERS[cfg.tracking.name](cfg, Path(run_dir))
+
+
+def run_id(cfg: Root, run_dir: Path) -> str:
+    """Return the id of this run, the same after every restart: stored in `run_dir`, derived from the configuration.
+
+    `resume=never` gets a new one, because its steps start at zero again.
+    """
+    path = run_dir / ID_FILE
+    if cfg.resume != "never" and path.exists():
+        stored: str = json.loads(path.read_text(encoding="utf-8"))["id"]
+        return stored
+    seed = uuid4().hex if cfg.resume == "never" else f"{run_dir.resolve()}/{cfg.seed}"
+    name = "".join(char if char.isalnum() else "-" for char in f"{cfg.recipe_name}-{cfg.run_name}")
+    new = f"{name[:48]}-{hashlib.sha256(seed.encode()).hexdigest()[:8]}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"id": new}), encoding="utf-8")
+    return new
+
+
+def has_credentials() -> bool:
+    """Tell whether W&B could log in: an API key or identity token in the environment, or an entry in `.netrc`."""
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    for path in (os.environ.get("NETRC"), "~/.netrc", "~/_netrc"):
+        try:
+            if path and netrc.netrc(os.path.expanduser(path)).authenticators(host):
+                return True
+        except (OSError, netrc.NetrcParseError):
+            continue
+    return False
+
+
+class WandbTracker(Tracker):
+    """A W&B run, online or offline."""
+
+    report_to = ["wandb"]
+
+    def __init__(self, run: Any, run_dir: Path) -> None:
+        self.run, self.run_dir = run, run_dir
+        self.offline = bool(run.offline)
+        self._open = True
+        where = "offline; it is sent later with the command printed at the end" if self.offline else run.url
+        logger.info("tracking: W&B run %s, %s", run.id, where)
+
+    @property
+    def sync_command(self) -> str:
+        """Return the command that uploads every part of this offline run."""
+        return f"wandb sync {self.run_dir / 'wandb'}/offline-run-*-{self.run.id}"
+
+    def log_report(self, report_dir: Path, step: int | None = None) -> None:
+        """Send a report as one Table and, with all its files, as one Artifact."""
+        _attempt("send the report to W&B", lambda: self._log_report(Path(report_dir), step))
+
+    def _log_report(self, report_dir: Path, step: int | None) -> None:
+        import wandb
+
+        report = json.loads((report_dir / "report.json").read_text(encoding="utf-8"))
+        columns, rows = report_table(report)
+        step = report.get("identity", {}).get("step") if step is None else step
+        table = wandb.Table(columns=["step", *columns], data=[[step, *row] for row in rows])
+        self.run.log({"report": table, **report_scalars(report)})
+        artifact = wandb.Artifact(f"report-{self.run.id}", type="checkpoint-report", metadata={"step": step})
+        artifact.add_dir(str(report_dir))
+        self.run.log_artifact(artifact)
+
+    def finish(self, exit_code: int = 0) -> None:
+        """Close the run and, when it is offline, print how to send it."""
+        if not self._open:
+            return
+        self._open = False
+        _attempt("finish the W&B run", lambda: self.run.finish(exit_code=exit_code))
+        if self.offline:
+            print(f"W&B ran offline. Send the run with: {self.sync_command}", flush=True)
+
+
+class TensorboardTracker(Tracker):
+    """Event files in `run_dir/tensorboard`, written by the Trainer's own callback."""
+
+    report_to = ["tensorboard"]
+
+    def __init__(self, run_dir: Path) -> None:
+        self.directory = run_dir / "tensorboard"
+        os.environ["TENSORBOARD_LOGGING_DIR"] = str(self.directory)
+
+    def log_report(self, report_dir: Path, step: int | None = None) -> None:
+        """Write the report's text and figures beside the training curves."""
+        _attempt("write the report for TensorBoard", lambda: self._log_report(Path(report_dir), step))
+
+    def _log_report(self, report_dir: Path, step: int | None) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        report = json.loads((report_dir / "report.json").read_text(encoding="utf-8"))
+        with SummaryWriter(str(self.directory)) as writer:  # type: ignore[no-untyped-call]
+            text = (report_dir / "report.md").read_text(encoding="utf-8")
+            writer.add_text("report", text, step)  # type: ignore[no-untyped-call]
+            for name, value in report_scalars(report).items():
+                writer.add_scalar(name, value, step)  # type: ignore[no-untyped-call]
+
+
+def report_table(report: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
+    """Return columns and one row for each baseline, peer and strategy of a report."""
+    columns = ["kind", "name", "params", "status", "verdict", "alpha", "tau", "tokens_per_second", "speedup"]
+    rows = [_plain_row("baseline", row) for row in report.get("baselines", [])]
+    rows += [_plain_row("peer", row) for row in report.get("peers", [])]
+    for row in report.get("strategies", []):
+        acceptance, speed = row.get("acceptance") or {}, row.get("speed") or {}
+        verdict = (row.get("lossless") or {}).get("verdict")
+        cells = [json.dumps(row.get("params") or {}), row.get("status"), verdict]
+        cells += [acceptance.get("alpha"), acceptance.get("tau")]
+        rows.append(["strategy", row["name"], *cells, speed.get("tokens_per_second"), speed.get("speedup")])
+    return columns, rows
+
+
+def _plain_row(kind: str, row: dict[str, Any]) -> list[Any]:
+    status, verdict = row.get("status", "ok"), row.get("verdict")
+    return [kind, row["name"], "{}", status, verdict, None, None, row.get("tokens_per_second"), row.get("speedup")]
+
+
+def report_scalars(report: dict[str, Any]) -> dict[str, float]:
+    """Return the figures worth a curve: measured speedup and acceptance of every strategy that ran."""
+    scalars: dict[str, float] = {}
+    for row in report.get("strategies", []):
+        acceptance, speed = row.get("acceptance") or {}, row.get("speed") or {}
+        found = {"speedup": speed.get("speedup"), "alpha": acceptance.get("alpha"), "tau": acceptance.get("tau")}
+        scalars |= {f"report/{row['name']}/{key}": value for key, value in found.items() if value is not None}
+    return scalars
+
+
+def _start_wandb(cfg: Root, run_dir: Path) -> Tracker:
+    if importlib.util.find_spec("wandb") is None:
+        logger.warning("tracking: wandb is not installed, so the run is not tracked; pip install wandb")
+        return Tracker()
+    mode = cfg.tracking.mode
+    if mode == "auto":
+        mode = os.environ.get("WANDB_MODE") or ("online" if has_credentials() else "offline")
+    if mode in ("disabled", "none"):
+        return Tracker()
+    for attempt in dict.fromkeys((mode, "offline")):
+        run = _attempt(f"start W&B {attempt}", lambda mode=attempt: _init_wandb(cfg, run_dir, mode))
+        if run is not None:
+            return WandbTracker(run, run_dir)
+    return Tracker()
+
+
+def _init_wandb(cfg: Root, run_dir: Path, mode: str) -> Any:
+    import wandb
+
+    run_dir.mkdir(parents=True, exist_ok=True)
+    return wandb.init(
+        project=cfg.tracking.project,
+        entity=cfg.tracking.entity,
+        id=run_id(cfg, run_dir),
+        name=cfg.run_name,
+        group=cfg.recipe_name,
+        resume="allow" if mode == "online" else None,
+        mode=mode,  # type: ignore[arg-type]
+        dir=str(run_dir),
+        config=dataclasses.asdict(cfg),
+        settings=wandb.Settings(console="off", silent=True, init_timeout=60),
+    )
+
+
+def _start_tensorboard(_cfg: Root, run_dir: Path) -> Tracker:
+    if not any(importlib.util.find_spec(name) for name in ("tensorboard", "tensorboardX")):
+        problem = Problem("tracking", "needs the package tensorboard", "tensorboard", "pip install tensorboard")
+        raise ConfigError([problem])
+    return TensorboardTracker(run_dir)
+
+
+def _start_nothing(_cfg: Root, _run_dir: Path) -> Tracker:
+    return Tracker()
+
+
+def _attempt(what: str, action: Callable[[], Any]) -> Any:
+    """Return what `action` returns; say why and return None when the tracking service fails."""
+    try:
+        return action()
+    except Exception as error:  # tracking is never worth a training run, whatever the service raises
+        logger.warning("tracking: could not %s: %s: %s", what, type(error).__name__, error)
+        return None
+
+
+_STARTERS: dict[str, Callable[[Root, Path], Tracker]] = {
+    "wandb": _start_wandb,
+    "tensorboard": _start_tensorboard,
+    "none": _start_nothing,
+}
