@@ -7,9 +7,17 @@ own `eval` node.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from omegaconf import MISSING
+
+from ssd_infer.checks import Checks, suggest
+from ssd_infer.config import option_names
+
+DEVICES = ("auto", "cpu", "cuda", "mps")
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+TASKS = ("auto", "stdlib_prose", "stdlib_code")
 
 
 @dataclass(slots=True)
@@ -54,3 +62,65 @@ class EvalSettings:
     """Stop starting new measurements after this long; 0 sets no limit."""
     grid: bool = True
     """Measure a grid of exit layers and draft lengths for the heat map."""
+
+
+class EvalProtocol(Protocol):
+    """What the evaluation node of a run and the settings of an evaluation have in common."""
+
+    tasks: list[str]
+    samples: int
+    max_new_tokens: int
+    repeats: int
+    max_minutes: float
+
+
+def check_protocol(settings: EvalProtocol, checks: Checks) -> None:
+    """Check tasks and counts."""
+    for key in ("samples", "max_new_tokens", "repeats"):
+        checks.at_least(key, getattr(settings, key), 1)
+    checks.at_least("max_minutes", settings.max_minutes, 0)
+    checks.require(
+        len(settings.tasks) > 0, "tasks", "must name at least one task", settings.tasks, "try [auto]"
+    )
+    for index, task in enumerate(settings.tasks):
+        if task.startswith("file:"):
+            exists = Path(task.removeprefix("file:")).expanduser().is_file()
+            checks.require(exists, f"tasks.{index}", "there is no such file", task)
+        else:
+            rule = "is not a task"
+            checks.require(task in TASKS, f"tasks.{index}", rule, task, suggest(task, [*TASKS, "file:PATH"]))
+
+
+def check_draft(draft: str, checks: Checks) -> None:
+    """Check that `draft` names a strategy; what follows a colon is that strategy's variant."""
+    known = option_names("draft")
+    good = draft in known or draft.partition(":")[0] in known
+    checks.require(good, "draft", "is not a draft strategy", draft, suggest(draft, known))
+
+
+def validate(settings: EvalSettings, checks: Checks) -> None:
+    """Note every broken rule of `settings` in `checks`; loads no weights and imports no torch."""
+    path = Path(settings.checkpoint).expanduser()
+    rule = "must be a directory with a config.json"
+    checks.require((path / "config.json").is_file(), "checkpoint", rule, settings.checkpoint, _near(path))
+    check_protocol(settings, checks)
+    for key in ("prompt_tokens", "batch_size"):
+        checks.at_least(key, getattr(settings, key), 1)
+    for key in ("threads", "seed", "top_k"):
+        checks.at_least(key, getattr(settings, key), 0)
+    checks.choice("dtype", settings.dtype, DTYPES)
+    checks.choice("device", settings.device.partition(":")[0], DEVICES)
+    checks.require(0 < settings.top_p <= 1, "top_p", "must be above 0 and at most 1", settings.top_p)
+    checks.require(len(settings.temperatures) > 0, "temperatures", "must not be empty", [], "try [0,1]")
+    for index, temperature in enumerate(settings.temperatures):
+        checks.at_least(f"temperatures.{index}", temperature, 0, "0 is greedy")
+
+
+def _near(path: Path) -> str:
+    """Suggest the newest checkpoint inside the run directory `path`, or the first part of it that is missing."""
+    steps = list((path / "checkpoints").glob("step-*/config.json"))
+    if steps:
+        newest = max(steps, key=lambda file: int(file.parent.name.removeprefix("step-")))
+        return f"that is a run; try checkpoint={newest.parent}"
+    missing = [part for part in (path, *path.parents) if not part.exists()]
+    return f"{missing[-1]} does not exist" if missing else "there is no config.json in it"

@@ -1,0 +1,56 @@
+"""Measure every draft strategy on a checkpoint and write its report.
+
+    python -m ssd_infer checkpoint=DIR [draft=all|NAME] [tasks=...] [out=DIR]
+
+Smoke run on a CPU, under a minute:
+
+    python -m ssd_infer checkpoint=DIR samples=2 repeats=1 max_new_tokens=16 grid=false
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig
+
+from ssd_infer.config import to_settings
+from ssd_infer.launch import launch
+from ssd_infer.settings import EvalSettings, validate
+
+_LISTS = ("tasks", "temperatures")
+
+
+def settings_of(cfg: DictConfig) -> EvalSettings:
+    """Return the typed and validated settings that `cfg` describes; raise `ConfigError` with all their problems."""
+    return to_settings(cfg, EvalSettings, validate)
+
+
+def run(cfg: DictConfig) -> int:
+    """Evaluate as `cfg` says; return 0 only if every strategy that claims to be lossless proved it."""
+    settings = settings_of(cfg)
+    from ssd_infer.evaluation import evaluate
+
+    return exit_code(evaluate(settings))
+
+
+def exit_code(report: Mapping[str, Any]) -> int:
+    """Return 1 if an applicable strategy claims losslessness and its verdict is not `pass`, else 0."""
+    rows = [
+        row
+        for row in report["strategies"]
+        if row["status"] != "not_applicable" and row["lossless"]["claimed"]
+    ]
+    return int(any(row["lossless"]["verdict"] != "pass" for row in rows))
+
+
+def main() -> None:
+    """Run the command line and exit with its code."""
+    ConfigStore.instance().store(group="schema", name="evaluate", node=EvalSettings, package="_global_")
+    sys.exit(launch("evaluate", run, settings_of, _LISTS))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Train a model that can draft for itself.
+
+    python -m ssd_train +recipe=layerskip [key=value ...]
+
+Smoke run on a CPU, seconds long:
+
+    python -m ssd_train +recipe=layerskip model=tiny data.block_size=64 train.max_steps=2 tracking=none \
+        eval.enabled=false run_name=smoke
+"""
+
+from __future__ import annotations
+
+import sys
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from ssd_infer.config import to_settings
+from ssd_infer.launch import USER_ERROR, launch
+from ssd_train.config.recipes import print_recipes
+from ssd_train.config.register import register
+from ssd_train.config.schema import Root
+from ssd_train.config.validate import validate
+
+_LISTS = ("eval.tasks", "recipe.early_exit.exits")
+
+
+def settings_of(cfg: DictConfig) -> Root:
+    """Return the typed and validated run that `cfg` describes; raise `ConfigError` with all its problems."""
+    return to_settings(cfg, Root, validate)
+
+
+def run(cfg: DictConfig) -> int:
+    """Train as `cfg` says; without a recipe list the recipes instead, and return the exit code."""
+    if HydraConfig.get().runtime.choices.get("recipe") is None:
+        print_recipes()
+        return USER_ERROR
+    settings = settings_of(cfg)
+    settings.run_name = _run_name(settings.run_name)
+    if settings.print_config:
+        print(OmegaConf.to_yaml(OmegaConf.structured(settings), resolve=True), end="")
+        return 0
+    from ssd_train.run import train
+
+    train(settings)
+    return 0
+
+
+def _run_name(name: str) -> str:
+    """Return `name`, made different for every job of a sweep so that none resumes another's run."""
+    hydra = HydraConfig.get()
+    if hydra.mode != RunMode.MULTIRUN or any(item.startswith("run_name=") for item in hydra.overrides.task):
+        return name
+    return f"{name}-{hydra.job.override_dirname.replace('/', '-')}"
+
+
+def main() -> None:
+    """Run the command line and exit with its code."""
+    register()
+    sys.exit(launch("train", run, settings_of, _LISTS))
+
+
+if __name__ == "__main__":
+    main()
