@@ -20,7 +20,7 @@ COLOURS = ("#2563eb", "#ea580c", "#059669", "#9333ea", "#db2777", "#0891b2", "#c
 STYLE = {
     "font.size": 10, "font.family": "DejaVu Sans", "axes.edgecolor": "#9ca3af", "axes.labelcolor": INK, "text.color": INK,
     "xtick.color": MUTED, "ytick.color": MUTED, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
-    "grid.color": GRID, "axes.axisbelow": True, "legend.frameon": False, "svg.hashsalt": "ssd", "text.parse_math": False,
+    "grid.color": GRID, "axes.axisbelow": True, "legend.frameon": False, "svg.hashsalt": "ssd", "text.parse_math": False, "svg.fonttype": "path",
 }  # fmt: skip
 
 
@@ -103,7 +103,7 @@ def _positions(report: Report) -> Figure | None:
     longest = max(len(row["acceptance"]["per_position"]) for row in rows)
     axes.set(xlabel="draft position k", ylabel="accepted", ylim=(0, 1.02), xlim=(0.75, longest + 0.25))
     axes.set_xticks(range(1, longest + 1, max(1, longest // 8)))
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=9)
+    axes.legend(loc="lower left", fontsize=9)
     return figure
 
 

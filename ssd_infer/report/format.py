@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -65,5 +66,6 @@ def plain(text: object) -> str:
 
 def markdown(text: object) -> str:
     """Escape untrusted text for a Markdown cell: nothing in it may start markup, a link or HTML."""
-    escaped = "".join(f"\\{char}" if char in "\\`*_[]|~#!$" else char for char in plain(text))
-    return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    flat = plain(text)
+    flat = re.sub(r"[\\`*\[\]|~#!$]|(?<![^\W_])_|_(?![^\W_])", lambda match: "\\" + match.group(), flat)
+    return flat.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

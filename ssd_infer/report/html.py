@@ -31,9 +31,9 @@ def page(title: str, body: str) -> str:
     )
 
 
-def html_table(head: Iterable[str], rows: Iterable[str], numeric_from: int = 99) -> str:
-    """Draw a table from plain titles and ready `<tr>` strings; titles from `numeric_from` on are right-aligned."""
-    titles = "".join(f'<th{" class=n" if i >= numeric_from else ""}>{text(title)}</th>' for i, title in enumerate(head))
+def html_table(head: Iterable[str], rows: Iterable[str], numeric: range = range(0)) -> str:
+    """Draw a table from plain titles and ready `<tr>` strings; titles at the `numeric` indices are right-aligned."""
+    titles = "".join(f'<th{" class=n" if i in numeric else ""}>{text(title)}</th>' for i, title in enumerate(head))
     return f'<div class="scroll"><table><thead><tr>{titles}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
 
 
@@ -41,7 +41,8 @@ def table_row(cells: Iterable[object], numeric_from: int = 99, kind: str = "") -
     """Draw one `<tr>` from untrusted values; the first cell is the name."""
     drawn = []
     for index, cell in enumerate(cells):
-        style = ' class="name"' if index == 0 else ' class="n"' if index >= numeric_from else ""
+        style = ' class="name"' if index < 1 or (index == 1 < numeric_from) else ""
+        style = ' class="n"' if index >= numeric_from else style
         drawn.append(f"<td{style}>{text(cell)}</td>")
     return f'<tr class="{kind}">{"".join(drawn)}</tr>' if kind else f"<tr>{''.join(drawn)}</tr>"
 
@@ -96,7 +97,7 @@ def _tile(value: str, label: str) -> str:
 def _hero(report: Report) -> str:
     identity, verdict = report["identity"], report["verdict"]
     row = find_row(report, verdict["best_strategy"])
-    step = "" if identity["step"] is None else f" · step {identity['step']}"
+    step = "" if identity["step"] is None else f", step {identity['step']}"
     tiles = [*_best_tiles(row), *_peer_tiles(report)] if row else []
     state = "hero bad" if broken_rows(report) else "hero"
     return (
@@ -134,7 +135,7 @@ def _strategies(report: Report) -> str:
     best = report["verdict"]["best_strategy"]
     rows = [_measured(row, row["name"] == best) for row in ok_rows(report)]
     rows += [_unmeasured(row, len(head)) for row in other_rows(report)]
-    return html_table(head, rows, numeric_from=3)
+    return html_table(head, rows, range(3, len(head)))
 
 
 def _measured(row: Row, best: bool) -> str:
@@ -169,12 +170,13 @@ def _lossless(report: Report) -> str:
 
 
 def _others(report: Report) -> str:
-    rows = [table_row((row["name"], number(row["tokens_per_second"], 1), "–", "plain"), 1) for row in report["baselines"]]
+    rows = [table_row((row["name"], number(row["tokens_per_second"], 1), "–"), 1).replace("</tr>", "<td>plain decoding</td></tr>")
+            for row in report["baselines"]]  # fmt: skip
     for row in report["peers"]:
         remark = row.get("extra", {}).get("reason") or f"same tokens: {row['verdict'].replace('_', ' ')}"
         rows.append(f'<tr><td class="name">{text(row["name"])}</td><td class="n">{number(row["tokens_per_second"], 1)}</td>'
                     f'<td class="n">{times(row["speedup"])}</td><td>{text(remark)}</td></tr>')  # fmt: skip
-    return html_table(("name", "tokens/s", "speedup", "remark"), rows)
+    return html_table(("name", "tokens/s", "speedup", "remark"), rows, range(1, 3))
 
 
 def _tasks(report: Report) -> str:
@@ -183,7 +185,7 @@ def _tasks(report: Report) -> str:
                    number(task["tau"])), 2)
         for row in ok_rows(report) for task in row["per_task"]
     ]  # fmt: skip
-    return html_table(("strategy", "task", "speedup", "95 %", "α", "τ"), rows, numeric_from=2)
+    return html_table(("strategy", "task", "speedup", "95 %", "α", "τ"), rows, range(2, 6))
 
 
 def _quality(quality: dict[str, Any]) -> str:
@@ -193,7 +195,7 @@ def _quality(quality: dict[str, Any]) -> str:
     rows = [table_row((exit_["layer"], number(exit_["loss"], 3), number(exit_["perplexity"], 1),
                        percent(exit_["agreement"])), 1) for exit_ in exits]  # fmt: skip
     note = f"{quality.get('tokens', 0)} held-out tokens ({quality.get('source', 'unknown')}); the last row is the whole model."
-    return f'<p class="muted">{text(note)}</p>' + html_table(("layers", "loss", "perplexity", "agreement"), rows, numeric_from=1)
+    return f'<p class="muted">{text(note)}</p>' + html_table(("layers", "loss", "perplexity", "agreement"), rows, range(1, 4))
 
 
 def _protocol(protocol: dict[str, Any]) -> str:

@@ -1,0 +1,106 @@
+"""What competes in an evaluation: every contender turns a batch of prompts into tokens and a wall-clock time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from ssd_infer.engine.stats import Stats
+
+Prompts = list[list[int]]
+Kind = Literal["baseline", "peer", "strategy"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are chosen in one part of a run; temperature 0 is greedy."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    @property
+    def greedy(self) -> bool:
+        """Tell whether nothing is drawn."""
+        return self.temperature == 0.0
+
+    @property
+    def suffix(self) -> str:
+        """Return what a row name carries: nothing when greedy, else for instance `:t1`."""
+        return "" if self.greedy else f":t{self.temperature:g}"
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the sampling arguments that `ssd_infer.generate` and transformers' `generate` share."""
+        if self.greedy:
+            return {"do_sample": False}
+        return {"do_sample": True, "temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
+
+
+@dataclass(slots=True)
+class Decoded:
+    """One timed call: new tokens of each row, wall-clock seconds, and our engine's statistics where it ran."""
+
+    tokens: list[list[int]]
+    seconds: float
+    stats: Stats | None = None
+
+
+Decode = Callable[[Prompts, int, int], tuple[list[list[int]], Stats | None]]
+"""(prompts, max_new_tokens, seed) → (new tokens of each row, statistics)."""
+
+
+@dataclass(slots=True)
+class Contender:
+    """A named way to decode; `decode` is called with (prompts, max_new_tokens, seed)."""
+
+    name: str
+    kind: Kind
+    decode: Decode
+    draft: str | None = None
+    params: dict[str, Any] = field(default_factory=dict)
+    note: str = ""
+    plain: bool = False
+    """A strategy that decided for plain decoding because it predicts no gain."""
+    failure: str | None = None
+    """Why it dropped out; None while it runs."""
+
+    def run(self, prompts: Prompts, max_new_tokens: int, seed: int, device: torch.device) -> Decoded:
+        """Decode and time one batch, devices synchronised at both ends."""
+        synchronise(device)
+        start = time.perf_counter()
+        tokens, stats = self.decode(prompts, max_new_tokens, seed)
+        synchronise(device)
+        return Decoded(tokens, time.perf_counter() - start, stats)
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait for the device, so that the host's clock measures its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
+def ours(model: nn.Module, draft: str | None, params: dict[str, Any], sampling: Sampling, eos: Any = None) -> Decode:
+    """Return a decode function of our engine with a draft strategy, or plain for `draft=None`."""
+    import ssd_infer
+
+    def decode(prompts: Prompts, max_new_tokens: int, seed: int) -> tuple[list[list[int]], Stats | None]:
+        out = ssd_infer.generate(
+            model, prompts, draft=draft, draft_params=params if draft else None, max_new_tokens=max_new_tokens, seed=seed,
+            eos_token_id=eos, **sampling.arguments(),
+        )  # fmt: skip
+        return out.sequences, out.stats
+
+    return decode
+
+
+def one_line(error: BaseException) -> str:
+    """Describe an exception in one line for a report's `reason`."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__

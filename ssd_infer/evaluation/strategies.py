@@ -1,0 +1,124 @@
+"""Decide which strategies run on a checkpoint and with which parameters; whoever cannot run gets its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from ssd_infer import drafts
+from ssd_infer.engine.target import Target
+from ssd_infer.errors import ConfigError, Problem, UnsupportedModelError
+from ssd_infer.evaluation.contenders import Contender, Sampling, one_line, ours
+from ssd_infer.report.schema import FAMILIES, base_name
+
+NOT_BUILT = "this version of the toolkit has no drafter of this name"
+NEEDS = {
+    "fewer_steps": "it drafts for diffusion language models, and this checkpoint decodes autoregressively",
+    "ctc_draft": "it drafts for speech recognisers with a CTC head, and this checkpoint takes text",
+    "reduced_experts": "it drafts with fewer experts per token, and this checkpoint has no routed experts",
+}
+
+
+@dataclass(slots=True)
+class Absent:
+    """A row without figures: `status` not_applicable or failed, and one sentence why."""
+
+    name: str
+    status: str
+    reason: str
+
+
+@dataclass(slots=True)
+class Field:
+    """Who competes at one sampling setting, and who is absent."""
+
+    contenders: list[Contender] = field(default_factory=list)
+    absent: list[Absent] = field(default_factory=list)
+    predicted: dict[str, float] = field(default_factory=dict)
+    """Speedup each drafter expected of its `auto` choice, by contender name."""
+
+
+def row_name(draft: str) -> str:
+    """Return the row name of a drafter: `early_exit+ngram` is the variant `early_exit:ngram`."""
+    return draft.replace("+", ":")
+
+
+def find_target(model: nn.Module) -> Target | str:
+    """Return the engine's view of the model, or why it has none."""
+    try:
+        return Target.of(model)
+    except UnsupportedModelError as error:
+        return str(error)
+
+
+def known_drafts() -> dict[str, str]:
+    """Return row name → drafter name of every registered self-draft strategy, in report order."""
+    names = [name for name in drafts.registry() if base_name(row_name(name)) in FAMILIES]
+    order = list(FAMILIES)
+    names.sort(key=lambda name: (order.index(base_name(row_name(name))), name))
+    return {row_name(name): name for name in names}
+
+
+def check_draft(name: str) -> None:
+    """Raise ConfigError when `draft=name` names neither `all` nor a strategy."""
+    choices = ["all", *dict.fromkeys([*FAMILIES, *known_drafts()])]
+    if row_name(name) not in choices:
+        raise ConfigError([Problem("draft", "must be all or a strategy name", name, f"choose from {', '.join(choices)}")])
+
+
+def line_up(model: nn.Module, target: Target | str, wanted: str, raw: dict[str, Any], sampling: Sampling,
+            calibration: Sequence[list[int]]) -> Field:  # fmt: skip
+    """Settle every strategy's parameters on `calibration` prompts; one that raises becomes a failed row."""
+    found = Field()
+    known = known_drafts()
+    for name in dict.fromkeys([*known, *FAMILIES]):
+        row = name + sampling.suffix
+        if wanted != "all" and row_name(wanted) != name:
+            found.absent.append(Absent(row, "not_applicable", f"not measured: this run asked for draft={wanted} only"))
+        elif name not in known:
+            found.absent.append(Absent(row, "not_applicable", NEEDS.get(name, NOT_BUILT)))
+        elif isinstance(target, str):
+            found.absent.append(Absent(row, "not_applicable", target))
+        else:
+            _settle(found, model, target, row, known[name], raw if wanted != "all" else {}, sampling, calibration)
+    if not sampling.greedy:  # a greedy row of the same name already says why
+        found.absent = [row for row in found.absent if row.status == "failed"]
+    return found
+
+
+def _settle(found: Field, model: nn.Module, target: Target, row: str, draft: str, raw: dict[str, Any], sampling: Sampling,
+            calibration: Sequence[list[int]]) -> None:  # fmt: skip
+    strategy = drafts.get(draft)
+    reason = strategy.applicable(target)
+    if reason is not None:
+        found.absent.append(Absent(row, "not_applicable", reason))
+        return
+    try:
+        resolved = strategy.resolve(target, strategy.parse(raw, target), list(calibration), not sampling.greedy)
+    except ConfigError:
+        raise
+    except Exception as error:  # noqa: BLE001  one strategy that fails must not cost the others their rows
+        found.absent.append(Absent(row, "failed", one_line(error)))
+        return
+    plain = resolved.params is None
+    params = {} if resolved.params is None else as_dict(resolved.params)
+    decode = ours(model, None if plain else draft, params, sampling)
+    found.contenders.append(Contender(row, "strategy", decode, draft=draft, params=params, note=resolved.note, plain=plain))
+    if resolved.predicted_speedup is not None:
+        found.predicted[row] = resolved.predicted_speedup
+
+
+def as_dict(params: Any) -> dict[str, Any]:
+    """Return a parameter dataclass as JSON-ready data."""
+    values = {name: getattr(params, name) for name in type(params).__dataclass_fields__}
+    return {name: list(value) if isinstance(value, (tuple, set, range)) else value for name, value in values.items()}
+
+
+def lookup_peer(model: nn.Module, sampling: Sampling) -> list[Contender]:
+    """Return our own n-gram lookup as a peer: what joining it with a self-draft has to beat."""
+    if "ngram" not in drafts.registry():
+        return []
+    return [Contender(f"ngram{sampling.suffix}", "peer", ours(model, "ngram", {}, sampling), draft="ngram")]
