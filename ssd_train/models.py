@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from ssd_infer.errors import CheckpointError, ConfigError, DataError, Problem, UnsupportedModelError
 from ssd_train.config.schema import HFModelConfig, LayerSkipConfig, ModelConfig, Root, ScratchModelConfig
@@ -39,7 +45,9 @@ def build(
     assert isinstance(cfg, ScratchModelConfig)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=_DTYPES[dtype])
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, dtype=_DTYPES[dtype]
+        )
         if getattr(cfg, "scale_residual_init", False):
             scale_residual_projections(model, cfg.num_layers)
     return model
@@ -53,16 +61,22 @@ def model_config(cfg: ModelConfig, tokenizer: PreTrainedTokenizerBase | None = N
     return scratch_config(cfg, tokenizer)
 
 
-def scratch_config(cfg: ScratchModelConfig, tokenizer: PreTrainedTokenizerBase | None = None) -> PretrainedConfig:
+def scratch_config(
+    cfg: ScratchModelConfig, tokenizer: PreTrainedTokenizerBase | None = None
+) -> PretrainedConfig:
     """Return the configuration of a model from scratch; special token ids come from `tokenizer`."""
     if cfg.family not in FAMILIES:
         names = ", ".join(FAMILIES)
-        raise ConfigError([Problem("model.family", f"must be one of {names}", cfg.family, "try model.family=llama")])
+        raise ConfigError(
+            [Problem("model.family", f"must be one of {names}", cfg.family, "try model.family=llama")]
+        )
     special: dict[str, Any] = {
         f"{name}_token_id": getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "pad")
     }
     if cfg.family == "mistral":
-        special["sliding_window"] = None  # contexts here are shorter than any window, and a full cache is simpler
+        special["sliding_window"] = (
+            None  # contexts here are shorter than any window, and a full cache is simpler
+        )
     config: PretrainedConfig = AutoConfig.for_model(
         FAMILIES[cfg.family],
         vocab_size=cfg.vocab_size,
@@ -171,7 +185,9 @@ def check_weight_files(directory: Path) -> None:
     for path in sorted({directory / name for name in names} | set(directory.glob("*.safetensors"))):
         problem = safetensors_problem(path)
         if problem is not None:
-            raise CheckpointError(f"model.name: {path} {problem}; copy the file again or use another checkpoint")
+            raise CheckpointError(
+                f"model.name: {path} {problem}; copy the file again or use another checkpoint"
+            )
 
 
 def safetensors_problem(path: Path) -> str | None:

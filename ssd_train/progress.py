@@ -16,6 +16,8 @@ _EXIT = re.compile(r"exit[_/ .]?(\d+)")
 _LOSS = re.compile(r"(?:^|[_/ .])(?:ce|loss)(?:$|[_/ .])")
 _PLAIN_SECONDS = 10.0
 _SMOOTHING = 0.9
+_LINE_EXITS = 4
+_TABLE_EXITS = 8
 
 
 class ProgressCallback(TrainerCallback):
@@ -51,9 +53,13 @@ class ProgressCallback(TrainerCallback):
         old = self._seconds_per_step
         # The first step also pays for warming up, so it does not enter the average.
         warm = state.global_step > self._first_step + 1
-        self._seconds_per_step = seconds if old is None or not warm else _SMOOTHING * old + (1 - _SMOOTHING) * seconds
+        self._seconds_per_step = (
+            seconds if old is None or not warm else _SMOOTHING * old + (1 - _SMOOTHING) * seconds
+        )
         if self._live is not None:
-            self._live.update(Text(self.line(state.global_step, state.max_steps), no_wrap=True, overflow="ellipsis"))
+            self._live.update(
+                Text(self.line(state.global_step, state.max_steps), no_wrap=True, overflow="ellipsis")
+            )
 
     def on_log(
         self,
@@ -64,7 +70,9 @@ class ProgressCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Remember the figures and, without a terminal, print a line now and then."""
-        numbers = {name: float(value) for name, value in (logs or {}).items() if isinstance(value, (int, float))}
+        numbers = {
+            name: float(value) for name, value in (logs or {}).items() if isinstance(value, (int, float))
+        }
         self.first = {**numbers, **self.first}
         self.latest |= numbers
         now = time.monotonic()
@@ -106,7 +114,8 @@ class ProgressCallback(TrainerCallback):
             parts.append(f"loss {self.latest['loss']:.3f}")
         exits = exit_losses(self.latest)
         if exits:
-            parts.append("exits " + " ".join(f"{layer}:{loss:.2f}" for layer, loss in exits.items()))
+            shown = spread(list(exits), _LINE_EXITS)
+            parts.append("exits " + " ".join(f"{layer}:{exits[layer]:.2f}" for layer in shown))
         if "eval_loss" in self.latest:
             parts.append(f"held out {self.latest['eval_loss']:.3f}")
         if self._seconds_per_step:
@@ -127,20 +136,27 @@ class ProgressCallback(TrainerCallback):
         for key, name in names.items():
             if key in self.latest:
                 table.add_row(name, f"{self.first[key]:.4f}", f"{self.latest[key]:.4f}")
-        first = exit_losses(self.first)
-        for layer, loss in exit_losses(self.latest).items():
-            table.add_row(f"exit {layer}", f"{first[layer]:.4f}", f"{loss:.4f}")
+        first, last = exit_losses(self.first), exit_losses(self.latest)
+        for layer in spread(list(last), _TABLE_EXITS):
+            table.add_row(f"exit {layer}", f"{first[layer]:.4f}", f"{last[layer]:.4f}")
         return table
 
 
 def exit_losses(logs: dict[str, float]) -> dict[int, float]:
-    """Return the latest training cross-entropy of each exit in `logs`, by layer; other metrics of exits are left out."""
+    """Return the training cross-entropy of each exit in `logs`, by layer; other metrics of exits are left out."""
     found: dict[int, float] = {}
     for name, value in logs.items():
         match = _EXIT.search(name)
         if match and not name.startswith("eval_") and _LOSS.search(name):
             found.setdefault(int(match.group(1)), value)
     return dict(sorted(found.items()))
+
+
+def spread(layers: list[int], most: int) -> list[int]:
+    """Return at most `most` of the sorted `layers`, first and last among them, evenly spread."""
+    if len(layers) <= most:
+        return layers
+    return [layers[round(index * (len(layers) - 1) / (most - 1))] for index in range(most)]
 
 
 def _clock(seconds: float) -> str:

@@ -15,7 +15,16 @@ from typing import Any
 
 import torch
 
-_PACKAGES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "hydra-core", "omegaconf", "wandb")
+_PACKAGES = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "datasets",
+    "tokenizers",
+    "hydra-core",
+    "omegaconf",
+    "wandb",
+)
 
 
 def collect(cfg: Any, *, tokenizer_hash: str | None = None) -> dict[str, Any]:
@@ -71,8 +80,12 @@ def _cpu_name() -> str:
 def _git(where: Path, *command: str) -> str | None:
     """Return what git prints, or None where there is no git or no repository."""
     try:
-        done = subprocess.run(
-            ["git", "-C", str(where), *command], capture_output=True, text=True, timeout=10, check=False
+        done = subprocess.run(  # noqa: S603 -- fixed arguments
+            ["git", "-C", str(where), *command],  # noqa: S607 -- git is where PATH says
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

@@ -10,9 +10,10 @@ import logging
 import netrc
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar, Self
 from urllib.parse import urlparse
 from uuid import uuid4
 
@@ -27,7 +28,7 @@ ID_FILE = "tracking.json"
 class Tracker:
     """A run's tracking on this rank; `report_to` goes to `TrainingArguments`. The base follows nothing."""
 
-    report_to: list[str] = []
+    report_to: ClassVar[list[str]] = []
 
     def log_report(self, report_dir: Path, step: int | None = None) -> None:
         """Send the checkpoint report in `report_dir`, if it exists, to the service."""
@@ -35,7 +36,7 @@ class Tracker:
     def finish(self, exit_code: int = 0) -> None:
         """Close the run; calling it again does nothing."""
 
-    def __enter__(self) -> Tracker:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -51,7 +52,9 @@ def start(cfg: Root, run_dir: Path) -> Tracker:
     """
     if cfg.tracking.name not in _STARTERS:
         names = ", ".join(_STARTERS)
-        raise ConfigError([Problem("tracking", f"must be one of {names}", cfg.tracking.name, "try tracking=none")])
+        raise ConfigError(
+            [Problem("tracking", f"must be one of {names}", cfg.tracking.name, "try tracking=none")]
+        )
     if int(os.environ.get("RANK", "0")) != 0:
         return Tracker()
     return _STARTERS[cfg.tracking.name](cfg, Path(run_dir))
@@ -81,7 +84,7 @@ def has_credentials() -> bool:
     host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
     for path in (os.environ.get("NETRC"), "~/.netrc", "~/_netrc"):
         try:
-            if path and netrc.netrc(os.path.expanduser(path)).authenticators(host):
+            if path and netrc.netrc(Path(path).expanduser()).authenticators(host):
                 return True
         except (OSError, netrc.NetrcParseError):
             continue
@@ -91,7 +94,7 @@ def has_credentials() -> bool:
 class WandbTracker(Tracker):
     """A W&B run, online or offline."""
 
-    report_to = ["wandb"]
+    report_to: ClassVar[list[str]] = ["wandb"]
 
     def __init__(self, run: Any, run_dir: Path) -> None:
         self.run, self.run_dir = run, run_dir
@@ -134,7 +137,7 @@ class WandbTracker(Tracker):
 class TensorboardTracker(Tracker):
     """Event files in `run_dir/tensorboard`, written by the Trainer's own callback."""
 
-    report_to = ["tensorboard"]
+    report_to: ClassVar[list[str]] = ["tensorboard"]
 
     def __init__(self, run_dir: Path) -> None:
         self.directory = run_dir / "tensorboard"
@@ -148,11 +151,11 @@ class TensorboardTracker(Tracker):
         from torch.utils.tensorboard import SummaryWriter
 
         report = json.loads((report_dir / "report.json").read_text(encoding="utf-8"))
-        with SummaryWriter(str(self.directory)) as writer:  # type: ignore[no-untyped-call]
+        with SummaryWriter(str(self.directory)) as writer:
             text = (report_dir / "report.md").read_text(encoding="utf-8")
-            writer.add_text("report", text, step)  # type: ignore[no-untyped-call]
+            writer.add_text("report", text, step)
             for name, value in report_scalars(report).items():
-                writer.add_scalar(name, value, step)  # type: ignore[no-untyped-call]
+                writer.add_scalar(name, value, step)
 
 
 def report_table(report: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
@@ -171,7 +174,17 @@ def report_table(report: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
 
 def _plain_row(kind: str, row: dict[str, Any]) -> list[Any]:
     status, verdict = row.get("status", "ok"), row.get("verdict")
-    return [kind, row["name"], "{}", status, verdict, None, None, row.get("tokens_per_second"), row.get("speedup")]
+    return [
+        kind,
+        row["name"],
+        "{}",
+        status,
+        verdict,
+        None,
+        None,
+        row.get("tokens_per_second"),
+        row.get("speedup"),
+    ]
 
 
 def report_scalars(report: dict[str, Any]) -> dict[str, float]:
@@ -179,7 +192,11 @@ def report_scalars(report: dict[str, Any]) -> dict[str, float]:
     scalars: dict[str, float] = {}
     for row in report.get("strategies", []):
         acceptance, speed = row.get("acceptance") or {}, row.get("speed") or {}
-        found = {"speedup": speed.get("speedup"), "alpha": acceptance.get("alpha"), "tau": acceptance.get("tau")}
+        found = {
+            "speedup": speed.get("speedup"),
+            "alpha": acceptance.get("alpha"),
+            "tau": acceptance.get("tau"),
+        }
         scalars |= {f"report/{row['name']}/{key}": value for key, value in found.items() if value is not None}
     return scalars
 
@@ -194,7 +211,7 @@ def _start_wandb(cfg: Root, run_dir: Path) -> Tracker:
     if mode in ("disabled", "none"):
         return Tracker()
     for attempt in dict.fromkeys((mode, "offline")):
-        run = _attempt(f"start W&B {attempt}", lambda mode=attempt: _init_wandb(cfg, run_dir, mode))
+        run = _attempt(f"start W&B {attempt}", partial(_init_wandb, cfg, run_dir, attempt))
         if run is not None:
             return WandbTracker(run, run_dir)
     return Tracker()
@@ -220,7 +237,9 @@ def _init_wandb(cfg: Root, run_dir: Path, mode: str) -> Any:
 
 def _start_tensorboard(_cfg: Root, run_dir: Path) -> Tracker:
     if not any(importlib.util.find_spec(name) for name in ("tensorboard", "tensorboardX")):
-        problem = Problem("tracking", "needs the package tensorboard", "tensorboard", "pip install tensorboard")
+        problem = Problem(
+            "tracking", "needs the package tensorboard", "tensorboard", "pip install tensorboard"
+        )
         raise ConfigError([problem])
     return TensorboardTracker(run_dir)
 
@@ -233,7 +252,7 @@ def _attempt(what: str, action: Callable[[], Any]) -> Any:
     """Return what `action` returns; say why and return None when the tracking service fails."""
     try:
         return action()
-    except Exception as error:  # tracking is never worth a training run, whatever the service raises
+    except Exception as error:  # noqa: BLE001 -- tracking is never worth a training run, whatever the service raises
         logger.warning("tracking: could not %s: %s: %s", what, type(error).__name__, error)
         return None
 

@@ -112,4 +112,5 @@ def _spread(blocks: np.ndarray, most: int) -> np.ndarray:
     """Return at most `most` of `blocks`, evenly spread over all of them."""
     if most <= 0 or len(blocks) <= most:
         return blocks
-    return blocks[np.linspace(0, len(blocks) - 1, most).round().astype(int)]
+    chosen: np.ndarray = blocks[np.linspace(0, len(blocks) - 1, most).round().astype(int)]
+    return chosen

@@ -19,7 +19,10 @@ def hub_source(cfg: HubTextConfig) -> TextSource:
     _check_field(dataset, cfg)
     train, validation = held_out(lambda: _passages(dataset, cfg), cfg.validation_share)
     parts = [cfg.name, str(cfg.subset), cfg.split, cfg.text_field, str(cfg.max_documents)]
-    parts += [str(cfg.validation_share), str(getattr(dataset, "_fingerprint", "")) if not cfg.streaming else ""]
+    parts += [
+        str(cfg.validation_share),
+        str(getattr(dataset, "_fingerprint", "")) if not cfg.streaming else "",
+    ]
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     return TextSource("data.name", cfg.name, f"hub-{digest}", train, validation)
 
@@ -34,7 +37,9 @@ def _load(cfg: HubTextConfig) -> Any:
         return datasets.load_dataset(cfg.name, cfg.subset, split=cfg.split, streaming=cfg.streaming)
     except DataError:
         raise
-    except Exception as error:  # datasets raises a dozen types from five libraries; none is skipped, all are said
+    except (
+        Exception
+    ) as error:  # datasets raises a dozen types from five libraries; none is skipped, all are said
         reason = " ".join(str(error).split())[:300]
         raise DataError(
             f"data.name: the dataset cannot be loaded (got {cfg.name!r}, subset {cfg.subset!r}, split "

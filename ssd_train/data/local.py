@@ -42,9 +42,11 @@ def find_files(pattern: str, key: str) -> list[Path]:
     if path.is_file():
         found = [path]
     elif path.is_dir():
-        found = sorted(item for item in path.rglob("*") if item.suffix.lower() in _SUFFIXES and item.is_file())
+        found = sorted(
+            item for item in path.rglob("*") if item.suffix.lower() in _SUFFIXES and item.is_file()
+        )
     else:
-        found = sorted(Path(item) for item in glob.glob(str(path), recursive=True) if Path(item).is_file())
+        found = sorted(Path(item) for item in _matches(path) if Path(item).is_file())
     if not found:
         what = "the directory holds no text, JSONL or Parquet file" if path.is_dir() else "no such file"
         raise DataError(
@@ -58,6 +60,10 @@ def find_files(pattern: str, key: str) -> list[Path]:
                 "rename the file or convert it to one of these"
             )
     return found
+
+
+def _matches(pattern: Path) -> list[str]:
+    return glob.glob(str(pattern), recursive=True)  # noqa: PTH207 -- Path.glob takes no absolute pattern
 
 
 def read_files(files: list[Path], text_field: str) -> Iterator[Passage]:
@@ -112,8 +118,8 @@ def read_jsonl(path: Path, text_field: str) -> Iterator[Passage]:
 
 def read_parquet(path: Path, text_field: str) -> Iterator[Passage]:
     """Yield column `text_field` of a Parquet file, one row group's batch in memory at a time."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
     try:
         with pq.ParquetFile(path) as file:
@@ -125,7 +131,9 @@ def read_parquet(path: Path, text_field: str) -> Iterator[Passage]:
                     yield Passage(_checked(value, text_field, f"{path} row {number}"))
                     number += 1
     except (pa.ArrowInvalid, OSError) as error:
-        raise DataError(f"data.path: {path} is not a readable Parquet file ({error}); write it again") from error
+        raise DataError(
+            f"data.path: {path} is not a readable Parquet file ({error}); write it again"
+        ) from error
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -133,7 +141,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     number = 0
     try:
         with path.open("rb") as file:
-            for number, raw in enumerate(file, start=1):  # noqa: B007
+            for number, raw in enumerate(file, start=1):
                 yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
         raise DataError(
@@ -141,7 +149,9 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
             f"{error.start + 1}); convert it: iconv -f LATIN1 -t UTF-8 {path}"
         ) from error
     except OSError as error:
-        raise DataError(f"data.path: {path} cannot be read ({error.strerror}); check its permissions") from error
+        raise DataError(
+            f"data.path: {path} cannot be read ({error.strerror}); check its permissions"
+        ) from error
 
 
 def _checked(value: object, text_field: str, where: str) -> str:

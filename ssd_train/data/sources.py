@@ -50,10 +50,13 @@ def open_source(cfg: DataConfig) -> TextSource:
 def held_out(passages: Passages, share: float) -> tuple[Passages, Passages]:
     """Split `passages` in two by a hash of each text, so that equal texts never stand on both sides."""
 
-    def side(validation: bool) -> Passages:
-        return lambda: (item for item in passages() if (content_share(item.text) < share) is validation)
+    def train() -> Iterator[Passage]:
+        return (item for item in passages() if content_share(item.text) >= share)
 
-    return side(False), side(True)
+    def validation() -> Iterator[Passage]:
+        return (item for item in passages() if content_share(item.text) < share)
+
+    return train, validation
 
 
 def content_share(text: str) -> float:

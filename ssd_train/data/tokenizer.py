@@ -43,7 +43,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int, max_length: int) -> PreTrai
         show_progress=False,
     )
     backend.train_from_iterator(_sample(texts), trainer=trainer)
-    return PreTrainedTokenizerFast(
+    tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=backend,
         bos_token=EOS,  # documents follow one another, so the end of one is the begin of the next
         eos_token=EOS,
@@ -52,6 +52,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int, max_length: int) -> PreTrai
         padding_side="left",
         clean_up_tokenization_spaces=False,
     )
+    return tokenizer
 
 
 def load_tokenizer(cfg: Root, source: TextSource, directory: Path) -> PreTrainedTokenizerBase:
@@ -81,7 +82,9 @@ def _pretrained(model: ModelConfig, name: str) -> PreTrainedTokenizerBase:
         options = {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name, **options)
-    except Exception as error:  # transformers raises whatever its backend meets; each is said, none is skipped
+    except (
+        Exception
+    ) as error:  # transformers raises whatever its backend meets; each is said, none is skipped
         reason = " ".join(str(error).split())[:200]
         key = "model.name" if isinstance(model, HFModelConfig) else "model.tokenizer"
         raise DataError(
@@ -113,16 +116,14 @@ def cached_bpe(
     directory.mkdir(parents=True, exist_ok=True)
     trained.save_pretrained(directory)
     mark.write_text(json.dumps({**identity, "vocabulary": vocabulary_hash(trained)}), encoding="utf-8")
-    return PreTrainedTokenizerFast.from_pretrained(directory)
+    again: PreTrainedTokenizerBase = PreTrainedTokenizerFast.from_pretrained(directory)
+    return again
 
 
 def vocabulary_hash(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return a hash of what `tokenizer` does to text: the backend's whole description, or its vocabulary."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is not None:
-        text = backend.to_str()
-    else:
-        text = json.dumps(sorted(tokenizer.get_vocab().items()))
+    text: str = backend.to_str() if backend is not None else json.dumps(sorted(tokenizer.get_vocab().items()))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

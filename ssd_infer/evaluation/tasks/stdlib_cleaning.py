@@ -54,8 +54,7 @@ def clean_code(source: str) -> str:
     """Shorten literal tables, drop over-long and underline lines, and squeeze blank lines of `source`."""
     kept: list[str] = []
     run = blank = 0
-    for line in source.expandtabs(4).split("\n"):
-        line = line.rstrip()
+    for line in map(str.rstrip, source.expandtabs(4).split("\n")):
         if len(line) > _MAX_LINE or _UNDERLINE.match(line):
             continue
         run = run + 1 if _TABLE_LINE.match(line) else 0
