@@ -48,7 +48,7 @@ def build(
         model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config, dtype=_DTYPES[dtype]
         )
-        if getattr(cfg, "scale_residual_init", False):
+        if cfg.scale_residual_init:
             scale_residual_projections(model, cfg.num_layers)
     return model
 

@@ -110,6 +110,8 @@ class ScratchModelConfig(ModelConfig):
     """Base of the rotary position embedding."""
     init_std: float = 0.02
     """Standard deviation of the initial weights."""
+    scale_residual_init: bool = False
+    """Divide the initial output projections of attention and MLP by √(2L), which steadies deep models."""
     tokenizer: str | None = None
     """Hub name or directory of a tokenizer; null trains a BPE tokenizer on the data."""
 
