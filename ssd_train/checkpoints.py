@@ -1,0 +1,228 @@
+"""Checkpoints that survive a kill at any moment: written aside, verified by hash, renamed, pruned, ranked.
+
+Layout: `checkpoints/step-N/` is complete or absent. `ssd_manifest.json` inside lists size and SHA-256 of every file;
+`best.json` beside `checkpoints/` names the checkpoint with the longest simulated acceptance.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ssd_infer.errors import CheckpointError
+from ssd_train.metrics import replace_text
+
+logger = logging.getLogger(__name__)
+
+MANIFEST = "ssd_manifest.json"
+RECORD = "ssd.json"
+_PARTIAL = ".partial-"
+_RETIRED = ".retired-"
+_RESERVE = 16 << 20
+LOSS_GATE = 1.03
+"""The best checkpoint's validation loss may be this much above the lowest one."""
+
+
+class CheckpointStore:
+    """The checkpoints of one run."""
+
+    def __init__(self, run_dir: Path, keep_last: int) -> None:
+        """Look at `run_dir/checkpoints`; `keep_last` 0 keeps all."""
+        self.run_dir = run_dir
+        self.directory = run_dir / "checkpoints"
+        self.keep_last = keep_last
+
+    def path(self, step: int) -> Path:
+        """Return where the checkpoint of `step` is."""
+        return self.directory / f"step-{step}"
+
+    def steps(self) -> list[int]:
+        """Return the steps that have a checkpoint directory, ascending."""
+        names = (entry.name for entry in self.directory.glob("step-*") if entry.is_dir())
+        return sorted(int(name[5:]) for name in names if name[5:].isdigit())
+
+    def clean(self) -> None:
+        """Remove what an interrupted save left behind."""
+        for prefix in (_PARTIAL, _RETIRED):
+            for left in self.directory.glob(f"{prefix}*"):
+                shutil.rmtree(left, ignore_errors=True)
+
+    def latest(self) -> Path | None:
+        """Return the newest intact checkpoint, None if there are none; say which damaged ones were passed over.
+
+        Raises CheckpointError when there are checkpoints but every one is damaged.
+        """
+        problems = []
+        for step in reversed(self.steps()):
+            problem = damage(self.path(step))
+            if problem is None:
+                for line in problems:
+                    logger.warning("%s; continuing from step %d instead", line, step)
+                return self.path(step)
+            problems.append(f"{self.path(step)}: {problem}")
+        if problems:
+            listed = "\n".join(problems)
+            raise CheckpointError(f"no checkpoint of this run is intact:\n{listed}\nresume=never starts anew")
+        return None
+
+    def save(self, step: int, write: Callable[[Path], None], *, main: bool, wait: Callable[[], None]) -> Path:
+        """Let every rank `write` into a directory aside, then make it `step-N` in one rename; return the new path.
+
+        Raises CheckpointError, with nothing changed, when the disk is full or a file cannot be written.
+        """
+        aside = self.directory / f"{_PARTIAL}step-{step}"
+        if main:
+            shutil.rmtree(aside, ignore_errors=True)
+        wait()
+        try:
+            aside.mkdir(parents=True, exist_ok=True)
+            write(aside)
+            wait()
+            if main:
+                seal(aside)
+                self._publish(aside, self.path(step))
+        except Exception as error:  # safetensors, torch and json each have their own type for a full disk
+            full = _is_full(error, self.directory)
+            shutil.rmtree(aside, ignore_errors=True)
+            raise CheckpointError(self._explain(step, error, full)) from error
+        wait()
+        return self.path(step)
+
+    def annotate(self, step: int, values: dict[str, Any]) -> None:
+        """Add `values` to the record of a checkpoint, mark the best one anew, and prune."""
+        path = self.path(step) / RECORD
+        record = {**json.loads(path.read_text(encoding="utf-8")), **values}
+        replace_text(path, json.dumps(record, indent=2, sort_keys=True) + "\n")
+        self.mark_best()
+        self.prune()
+
+    def mark_best(self) -> Path | None:
+        """Write `best.json`: of the checkpoints within 3 % of the lowest loss, the longest simulated acceptance.
+
+        Without that gate a model that knows nothing would win: it predicts the same token from every depth.
+        """
+        rows = list(self._measured())
+        if not rows:
+            return None
+        limit = LOSS_GATE * min(loss for _, loss, _ in rows)
+        tau, negative_loss, step = max((tau, -loss, step) for tau, loss, step in rows if loss <= limit)
+        best = {
+            "step": step,
+            "path": str(self.path(step).relative_to(self.run_dir)),
+            "metric": "tau_sim",
+            "value": tau,
+            "validation_loss": -negative_loss,
+        }
+        replace_text(self.run_dir / "best.json", json.dumps(best, indent=2) + "\n")
+        return self.path(step)
+
+    def best(self) -> Path | None:
+        """Return the checkpoint `best.json` names, None if there is none."""
+        file = self.run_dir / "best.json"
+        if not file.exists():
+            return None
+        path = self.run_dir / json.loads(file.read_text(encoding="utf-8"))["path"]
+        return path if path.is_dir() else None
+
+    def prune(self) -> None:
+        """Remove all but the newest `keep_last` checkpoints and the best."""
+        best = self.best()
+        for step in self.steps()[: -self.keep_last] if self.keep_last > 0 else []:
+            if self.path(step) != best:
+                retired = self.directory / f"{_RETIRED}step-{step}"
+                self.path(step).rename(retired)
+                shutil.rmtree(retired, ignore_errors=True)
+
+    def _measured(self) -> Iterator[tuple[float, float, int]]:
+        """Yield (simulated acceptance length, validation loss, step) of the checkpoints that were validated."""
+        for step in self.steps():
+            record = read_record(self.path(step))
+            if record.get("tau_sim") is not None and record.get("validation_loss") is not None:
+                yield record["tau_sim"], record["validation_loss"], step
+
+    def _publish(self, aside: Path, final: Path) -> None:
+        if final.exists():  # a damaged checkpoint that was passed over on resume
+            final.rename(self.directory / f"{_RETIRED}{final.name}")
+        os.rename(aside, final)
+        _sync_directory(self.directory)
+        self.clean()
+
+    def _explain(self, step: int, error: Exception, full: bool) -> str:
+        earlier = self.steps()
+        intact = f"the last one, {self.path(earlier[-1])}, is untouched" if earlier else "there is no earlier one"
+        reason = "no space left on the disk" if full else f"{type(error).__name__}: {error}"
+        remedy = "free some space" if full else "remove the cause"
+        return f"checkpoint of step {step} in {self.directory}: {reason}; {intact}; {remedy} and repeat the command"
+
+
+def seal(directory: Path) -> None:
+    """Write the manifest of `directory` and force every file in it to the disk."""
+    files = sorted(path for path in directory.rglob("*") if path.is_file() and path.name not in (MANIFEST, RECORD))
+    entries = {str(path.relative_to(directory)): {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in files}
+    (directory / MANIFEST).write_text(json.dumps({"files": entries}, indent=1) + "\n", encoding="utf-8")
+    for path in directory.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+    _sync_directory(directory)
+
+
+def damage(directory: Path) -> str | None:
+    """Return what is wrong with a checkpoint against its own manifest, None if nothing is."""
+    try:
+        files = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))["files"]
+    except (OSError, ValueError, KeyError):
+        return f"has no readable {MANIFEST}"
+    for name, entry in files.items():
+        path = directory / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != entry["bytes"]:
+            return f"{name} has {path.stat().st_size} bytes instead of {entry['bytes']}"
+        if sha256(path) != entry["sha256"]:
+            return f"{name} does not have the hash it was saved with"
+    return None if read_record(directory) else f"has no readable {RECORD}"
+
+
+def read_record(directory: Path) -> dict[str, Any]:
+    """Return a checkpoint's `ssd.json`, empty if it has none that can be read."""
+    try:
+        record: dict[str, Any] = json.loads((directory / RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return record
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def require_space(directory: Path, needed: int) -> None:
+    """Raise OSError(ENOSPC) before anything is written when `needed` bytes will not fit."""
+    if shutil.disk_usage(directory).free < needed + _RESERVE:
+        raise OSError(errno.ENOSPC, f"a checkpoint needs about {needed >> 20} MiB")
+
+
+def _is_full(error: BaseException | None, directory: Path) -> bool:
+    if error is None:
+        return False
+    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
+        return True
+    return shutil.disk_usage(directory).free < _RESERVE or _is_full(error.__cause__, directory)
+
+
+def _sync_directory(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

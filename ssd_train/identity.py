@@ -1,0 +1,53 @@
+"""Which settings two starts must share to be the same run, and what to say when they do not."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ssd_infer.errors import ConfigError, Problem
+from ssd_train.config.schema import Root
+
+logger = logging.getLogger(__name__)
+
+_FREE = ("run_name", "output_root", "resume", "dry_run", "print_config", "device", "threads", "eval.", "tracking.", "engine.")
+_FREE_TRAIN = ("save_steps", "logging_steps", "eval_steps", "eval_batches", "keep_last", "num_workers", "activation_checkpointing")
+_FREE_KEYS = (*_FREE, *(f"train.{name}" for name in _FREE_TRAIN), "data.cache_dir", "recipe.chunk_tokens",
+              "recipe.early_exit.chunk_tokens", "data.validation_blocks")
+_EXTENDABLE = "train.max_steps"
+
+
+def identity(cfg: Root) -> dict[str, Any]:
+    """Return the settings that change what is learned, by dotted key."""
+    flat = dict(_flatten(dataclasses.asdict(cfg), ""))
+    return {key: value for key, value in flat.items() if not key.startswith(_FREE_KEYS)}
+
+
+def check_same_run(cfg: Root, saved: Mapping[str, Any]) -> None:
+    """Raise ConfigError naming every setting in which `cfg` differs from the checkpoint it would continue.
+
+    A longer `train.max_steps` is allowed: schedules stretch from here on, which is said aloud.
+    """
+    current = identity(cfg)
+    problems = []
+    for key in sorted({*current, *saved}):
+        now, then = current.get(key), saved.get(key)
+        if now == then:
+            continue
+        if key == _EXTENDABLE:
+            logger.warning("train.max_steps was %s and is now %s: schedules stretch from here on", then, now)
+            continue
+        rule = f"differs from the run's checkpoint, which has {then!r}"
+        problems.append(Problem(key, rule, now, f"set {key}={then}, choose another run_name, or resume=never"))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _flatten(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for name, part in value.items():
+            yield from _flatten(part, f"{prefix}.{name}" if prefix else name)
+    else:
+        yield prefix, value

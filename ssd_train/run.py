@@ -1,0 +1,191 @@
+"""The story of a run, in one function: config → model → data → trainer → checkpoint → report."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from filelock import FileLock, Timeout
+from transformers import TrainingArguments
+
+from ssd_infer.errors import DataError, SSDError
+from ssd_train import data, models, provenance, recipes, tracking
+from ssd_train.arguments import training_arguments
+from ssd_train.checkpoints import CheckpointStore, read_record
+from ssd_train.config.schema import Root
+from ssd_train.identity import check_same_run, identity
+from ssd_train.metrics import MetricsFile, replace_text
+from ssd_train.progress import ProgressCallback
+from ssd_train.reports import Reporter
+from ssd_train.trainer import CheckpointExtras, SSDTrainer
+
+logger = logging.getLogger(__name__)
+
+
+def train(cfg: Root) -> Path:
+    """Train as `cfg` says, or go on where the run directory stopped; return the run directory.
+
+    Raises SSDError (one screen, nothing overwritten) for what the user can put right.
+    """
+    if cfg.dry_run:
+        return _dry_run(cfg)
+    models.check(cfg)
+    if cfg.threads > 0:
+        torch.set_num_threads(cfg.threads)
+    run_dir = cfg.run_dir
+    args = training_arguments(cfg, run_dir)
+    with ExitStack() as stack:
+        checkpoint = _open_run(cfg, args, stack)
+        text = data.build(cfg, run_dir)
+        _check_enough(cfg, args, len(text.train))
+        model = models.build(cfg.model, text.tokenizer, seed=cfg.seed)
+        recipe = recipes.build(cfg.recipe)
+        recipe.prepare(model)
+        tracker = stack.enter_context(tracking.start(cfg, run_dir))
+        args.report_to = tracker.report_to
+        trainer = SSDTrainer(
+            model=model,
+            args=args,
+            recipe=recipe,
+            train_dataset=text.train,
+            validation_dataset=text.validation,
+            tokenizer=text.tokenizer,
+            store=CheckpointStore(run_dir, cfg.train.keep_last),
+            metrics_file=MetricsFile(run_dir / "metrics.jsonl"),
+            extras=_extras(cfg, recipe),
+            eval_batches=cfg.train.eval_batches,
+        )
+        progress = ProgressCallback(cfg.train.batch_size * cfg.train.grad_accum * args.world_size * cfg.data.block_size)
+        stack.callback(progress.close)
+        trainer.add_callback(progress)
+        reporter = Reporter(cfg, run_dir, tracker)
+        trainer.on_checkpoint = reporter.every_checkpoint
+        _fit(trainer, cfg, checkpoint)
+        if trainer.is_world_process_zero():
+            reporter.final(trainer.store)
+    return run_dir
+
+
+def _open_run(cfg: Root, args: TrainingArguments, stack: ExitStack) -> Path | None:
+    """Lock the run directory, decide what to continue from, and write what the run is; return the checkpoint."""
+    run_dir = cfg.run_dir
+    with args.main_process_first(desc="open the run directory"):
+        if args.process_index == 0:
+            stack.enter_context(_locked(run_dir))
+            if cfg.resume == "never":
+                _set_aside(run_dir)
+            run_dir.mkdir(parents=True, exist_ok=True)
+        store = CheckpointStore(run_dir, cfg.train.keep_last)
+        if args.process_index == 0:
+            store.clean()
+        checkpoint = store.latest()
+        if checkpoint is not None:
+            check_same_run(cfg, read_record(checkpoint).get("identity", {}))
+        if args.process_index == 0:
+            step = 0 if checkpoint is None else int(checkpoint.name.removeprefix("step-"))
+            MetricsFile(run_dir / "metrics.jsonl").keep_until(step)
+            replace_text(run_dir / "config.yaml", config_text(cfg))
+            _note_command(run_dir)
+    return checkpoint
+
+
+def _fit(trainer: SSDTrainer, cfg: Root, checkpoint: Path | None) -> None:
+    """Train from `checkpoint` on, unless it is the end of the run already."""
+    step = 0 if checkpoint is None else int(checkpoint.name.removeprefix("step-"))
+    if checkpoint is not None:
+        logger.info("continuing from %s", checkpoint)
+        trainer.metrics_file.keep_until(step)
+    if step >= cfg.train.max_steps:
+        print(f"{cfg.run_dir}: all {cfg.train.max_steps} steps are done; nothing to train")
+        return
+    trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+
+
+def _dry_run(cfg: Root) -> Path:
+    """Build everything, take one step, validate, save aside, load it back, and leave no trace."""
+    trial = dataclasses.replace(
+        cfg,
+        dry_run=False,
+        resume="auto",
+        run_name=f".dry-run-{cfg.run_name}",
+        train=dataclasses.replace(cfg.train, max_steps=1, save_steps=1, logging_steps=1, eval_steps=0),
+        eval=dataclasses.replace(cfg.eval, enabled=False, every_checkpoint=False),
+        tracking=dataclasses.replace(cfg.tracking, name="none"),
+    )
+    shutil.rmtree(trial.run_dir, ignore_errors=True)
+    try:
+        train(trial)
+    finally:
+        shutil.rmtree(trial.run_dir, ignore_errors=True)
+    print(f"dry run: one step trained, validated and saved; {cfg.run_dir} was not touched")
+    return cfg.run_dir
+
+
+@contextmanager
+def _locked(run_dir: Path) -> Iterator[None]:
+    """Hold the run directory for this process; the system lets go of it when the process dies, however it dies."""
+    run_dir.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(str(run_dir.parent / f".{run_dir.name}.lock"), timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise SSDError(
+            f"run_name: another process is training in {run_dir}; wait for it, stop it, or choose another run_name"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _set_aside(run_dir: Path) -> None:
+    """Move an earlier run of the same name away; nothing of it is overwritten."""
+    if not run_dir.exists():
+        return
+    number = 1
+    while (aside := run_dir.with_name(f"{run_dir.name}.previous-{number}")).exists():
+        number += 1
+    run_dir.rename(aside)
+    logger.warning("resume=never: the earlier run is now in %s", aside)
+
+
+def _check_enough(cfg: Root, args: TrainingArguments, blocks: int) -> None:
+    """Raise DataError when the data does not fill one batch on every process."""
+    needed = cfg.train.batch_size * args.world_size
+    if blocks < needed:
+        raise DataError(
+            f"train.batch_size: one batch on every process needs {needed} blocks and the data has {blocks} "
+            f"of data.block_size={cfg.data.block_size}; lower either, or give more data"
+        )
+
+
+def _extras(cfg: Root, recipe: recipes.Recipe) -> CheckpointExtras:
+    record: dict[str, Any] = {
+        "recipe": recipe.metadata(),
+        "identity": identity(cfg),
+        "provenance": provenance.collect(cfg),
+    }
+    return CheckpointExtras(record, {"config.yaml": config_text(cfg)})
+
+
+def config_text(cfg: Root) -> str:
+    """Return the resolved configuration as YAML."""
+    return yaml.safe_dump(dataclasses.asdict(cfg), sort_keys=False, allow_unicode=True)
+
+
+def _note_command(run_dir: Path) -> None:
+    """Keep the command of this start; the first line is the first one."""
+    line = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    file = run_dir / "command.txt"
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    if not lines or lines[-1] != line:
+        replace_text(file, "\n".join([*lines, line]) + "\n")

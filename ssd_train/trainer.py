@@ -1,0 +1,330 @@
+"""The trainer: transformers' loop, with the loss of a recipe, exact accumulation and checkpoints that survive kills."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, Subset
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import PrinterCallback
+from transformers.utils.logging import disable_progress_bar
+
+from ssd_infer.errors import SSDError
+from ssd_train.checkpoints import RECORD, CheckpointStore, read_record, require_space
+from ssd_train.metrics import MetricsFile, RatioSums
+from ssd_train.recipes.base import Recipe, StepContext
+
+logger = logging.getLogger(__name__)
+
+_SUMS = "ssd_pending_metrics.json"
+_TRAINER_STATE = "trainer_state.json"
+
+
+@dataclass(slots=True)
+class CheckpointExtras:
+    """What a checkpoint holds besides weights and trainer state."""
+
+    record: dict[str, Any] = field(default_factory=dict)
+    """Goes into `ssd.json`."""
+    files: dict[str, str] = field(default_factory=dict)
+    """Text files by name."""
+
+
+class SSDTrainer(Trainer):
+    """`transformers.Trainer` around a recipe; everything that is not the recipe's is left to the base class."""
+
+    # The recipe's sum is divided by the denominator of the whole accumulation window, so the base must not divide.
+    loss_is_scaled_for_ga = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        args: TrainingArguments,
+        recipe: Recipe,
+        train_dataset: Dataset[Any],
+        validation_dataset: Dataset[Any],
+        tokenizer: Any,
+        store: CheckpointStore,
+        metrics_file: MetricsFile,
+        extras: CheckpointExtras,
+        eval_batches: int,
+    ) -> None:
+        """Wire the parts; nothing is written before `train`."""
+        super().__init__(
+            model=model,
+            args=args,
+            train_dataset=train_dataset,
+            eval_dataset=validation_dataset,
+            processing_class=tokenizer,
+            data_collator=_stack,
+        )
+        self.recipe, self.store, self.metrics_file, self.extras = recipe, store, metrics_file, extras
+        self.eval_batches = eval_batches
+        self.on_checkpoint: Callable[[Path, int], None] | None = None
+        self._sums = RatioSums()
+        self._samples_seen = 0
+        self._window_loss: Tensor | None = None
+        self._evaluated: tuple[int, dict[str, float]] = (-1, {})
+        self._clock = _Clock()
+        disable_progress_bar()
+        self.remove_callback(PrinterCallback)
+        self.add_callback(_Flow(self))
+
+    # -- loss ---------------------------------------------------------------------------------------------------
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], Tensor]:
+        """Return the micro-batches of one optimizer step and the denominator of their loss over all ranks."""
+        self._clock.start()
+        batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        self._samples_seen, self._window_loss = 0, None
+        counts = [self.recipe.denominator(batch) for batch in batches]
+        local = torch.stack(counts).sum().to(device) if counts else torch.zeros((), dtype=torch.long, device=device)
+        return batches, self._reduce(local)
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: Mapping[str, Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """Return the recipe's loss sum over the denominator of the step, scaled so that averaging ranks sums them."""
+        out = self.recipe.step(model, inputs, self._context())
+        self._samples_seen += len(inputs["input_ids"])
+        self._sums.add({"loss": (out.loss_sum, out.denom), **out.loss_terms, **out.metrics})
+        whole = out.denom if num_items_in_batch is None else num_items_in_batch
+        loss = out.loss_sum * (self.args.world_size / whole)
+        return (loss, out) if return_outputs else loss
+
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        """Run forward and backward of one micro-batch and remember its loss for the check before the step."""
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        self._window_loss = loss if self._window_loss is None else self._window_loss + loss
+        return loss
+
+    def check_finite(self) -> None:
+        """Raise SSDError, before the optimizer moves any weight, unless loss and gradient are finite."""
+        step, loss = self.state.global_step + 1, self._window_loss
+        gradient = None if self.accelerator.scaler is not None else self._gradient_norm()
+        for what, value in (("loss", loss), ("gradient norm", gradient)):
+            if value is not None and not torch.isfinite(value).all():
+                raise SSDError(
+                    f"recipe {self.recipe.name}, step {step}: the {what} is {value.item()}; the step was refused and the "
+                    f"weights are those of step {step - 1}; lower train.learning_rate, set train.max_grad_norm=1, or "
+                    "look for damaged samples; the last checkpoint is intact"
+                )
+
+    def _gradient_norm(self) -> Tensor | None:
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        if not gradients or self.is_deepspeed_enabled:
+            return None
+        norm = torch.nn.utils.get_total_norm(gradients)
+        return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+
+    def _context(self) -> StepContext:
+        step = self.state.global_step
+        return StepContext(
+            global_step=step,
+            max_steps=self.state.max_steps,
+            seed=self.args.seed,
+            sample_offset=self._samples_seen,
+            distributed=self.args.world_size > 1,
+            detailed=(step + 1) % max(int(self.state.logging_steps), 1) == 0,
+        )
+
+    def _reduce(self, value: Tensor) -> Tensor:
+        reduced: Tensor = self.accelerator.reduce(value, reduction="sum")
+        return reduced
+
+    # -- metrics ------------------------------------------------------------------------------------------------
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Put the exact ratios since the last line in place of the base's averages, and keep them in the file."""
+        final = "train_runtime" in logs
+        if "loss" in logs:
+            logs |= self._sums.drain(self._reduce)
+            logs |= self._clock.rate()
+        super().log(logs, start_time)
+        if self.is_world_process_zero() and not final:
+            self.metrics_file.write(self.state.global_step, logs)
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Measure loss and exits on validation data; training state, mode and random numbers stay as they were."""
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        sums = RatioSums()
+        with _undisturbed(self.model):
+            for batch in self._validation_batches(dataset):
+                sums.add(self.recipe.evaluate(self.model, self._prepare_inputs(batch), self._context()))
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in sums.drain(self._reduce).items()}
+        self._evaluated = (self.state.global_step, metrics)
+        self.log(dict(metrics))
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def prediction_step(
+        self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Return the validation loss of one batch; `evaluate` reports the exits as well."""
+        with _undisturbed(model):
+            num, den = self.recipe.evaluate(model, self._prepare_inputs(inputs), self._context())["loss"]
+        return num / den, None, None
+
+    def _validation_batches(self, dataset: Any) -> Iterator[Any]:
+        """Yield this rank's share of evenly spread validation samples, none of them twice."""
+        batch, world, rank = self.args.per_device_eval_batch_size, self.args.world_size, self.args.process_index
+        count = min(len(dataset), self.eval_batches * batch * world)
+        count -= count % world if count >= world else 0
+        chosen = [index * len(dataset) // count for index in range(count)]
+        yield from DataLoader(Subset(dataset, chosen[rank::world]), batch_size=batch, collate_fn=_stack)
+
+    # -- checkpoints --------------------------------------------------------------------------------------------
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any = None) -> None:
+        """Save first, validate after, so that a failing validation never costs a checkpoint."""
+        step = self.state.global_step
+        main, wait = self.is_world_process_zero(), self.accelerator.wait_for_everyone
+        path = self.store.save(step, self._write_checkpoint, main=main, wait=wait)
+        self.annotate(step)
+        if self.on_checkpoint is not None and main:
+            self.on_checkpoint(path, step)
+        wait()
+
+    def annotate(self, step: int) -> None:
+        """Add validation loss, agreement and simulated acceptance of the current weights to the checkpoint of `step`."""
+        metrics = self._evaluated[1] if self._evaluated[0] == step else self.evaluate()
+        if self.is_world_process_zero():
+            self.store.annotate(step, _summary(metrics))
+        self.accelerator.wait_for_everyone()
+
+    def _write_checkpoint(self, directory: Path) -> None:
+        """Write this rank's files of a checkpoint."""
+        if self.is_world_process_zero():
+            require_space(directory, self._checkpoint_bytes())
+        self.save_model(str(directory), _internal_call=True)
+        self._save_optimizer_and_scheduler(str(directory))
+        self._save_scaler(str(directory))
+        self._save_rng_state(str(directory))
+        sums = json.dumps(self._sums.state())
+        (directory / f"{self.args.process_index}-{_SUMS}").write_text(sums, encoding="utf-8")
+        if not self.is_world_process_zero():
+            return
+        # A pickle of the arguments would be code to whoever loads it; `config.yaml` says the same in text.
+        (directory / "training_args.bin").unlink(missing_ok=True)
+        self.state.save_to_json(str(directory / _TRAINER_STATE))
+        for name, text in self.extras.files.items():
+            (directory / name).write_text(text, encoding="utf-8")
+        record = {**self.extras.record, "step": self.state.global_step, "world_size": self.args.world_size}
+        (directory / RECORD).write_text(json.dumps(record, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+    def _checkpoint_bytes(self) -> int:
+        """Estimate the size of a checkpoint: weights, and two moments in the precision of the weights."""
+        return 3 * sum(p.numel() * p.element_size() for p in self.model.parameters())
+
+    def restore(self, checkpoint: Path) -> None:
+        """Restore what the base class does not: sums of an unfinished log line, and a validation that was cut off."""
+        file = checkpoint / f"{self.args.process_index}-{_SUMS}"
+        if file.exists():
+            self._sums.load(json.loads(file.read_text(encoding="utf-8")), self.args.device)
+        if "tau_sim" not in read_record(checkpoint):
+            self.annotate(self.state.global_step)
+
+
+class _Flow(TrainerCallback):
+    """Hooks of the base loop that the trainer needs for itself."""
+
+    def __init__(self, trainer: SSDTrainer) -> None:
+        """Serve `trainer`."""
+        self.trainer = trainer
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Take the cadence from this command, not from the checkpoint, and restore what is ours."""
+        state.compute_steps(args, state.max_steps)
+        if state.global_step > 0:
+            self.trainer.restore(self.trainer.store.path(state.global_step))
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Refuse a step that would destroy the weights."""
+        self.trainer.check_finite()
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Count the step's time, without validation and saving; the last step is always logged."""
+        self.trainer._clock.stop()
+        control.should_log |= state.global_step >= state.max_steps
+
+
+class _Clock:
+    """Seconds spent in optimizer steps since the last log line."""
+
+    def __init__(self) -> None:
+        """Start at zero."""
+        self.seconds = 0.0
+        self.steps = 0
+        self._started: float | None = None
+
+    def start(self) -> None:
+        """Begin a step."""
+        self._started = time.monotonic()
+
+    def stop(self) -> None:
+        """End the step begun last."""
+        if self._started is not None:
+            self.seconds += time.monotonic() - self._started
+            self.steps += 1
+            self._started = None
+
+    def rate(self) -> dict[str, float]:
+        """Return seconds per step since the last call."""
+        rate = {"seconds_per_step": self.seconds / self.steps} if self.steps else {}
+        self.seconds, self.steps = 0.0, 0
+        return rate
+
+
+@contextmanager
+def _undisturbed(model: nn.Module) -> Iterator[None]:
+    """Evaluate `model` without a trace: mode, gradients and random number generators are as before, come what may."""
+    training = model.training
+    devices = [p.device for p in list(model.parameters())[:1] if p.device.type == "cuda"]
+    model.eval()
+    try:
+        with torch.random.fork_rng(devices=devices), torch.no_grad():
+            yield
+    finally:
+        model.train(training)
+
+
+def _stack(samples: list[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Collate samples of equal length."""
+    return {name: torch.stack([torch.as_tensor(sample[name]) for sample in samples]) for name in samples[0]}
+
+
+def _summary(metrics: Mapping[str, float]) -> dict[str, Any]:
+    """Return what a checkpoint's record says of a validation."""
+    agreement = {
+        name.removeprefix("eval_exit_").removesuffix("_agreement"): value
+        for name, value in metrics.items()
+        if name.endswith("_agreement")
+    }
+    return {
+        "validation_loss": metrics.get("eval_loss"),
+        "tau_sim": metrics.get("eval_tau_sim"),
+        "exit_agreement": agreement,
+    }
