@@ -66,6 +66,10 @@ class Contender:
     note: str = ""
     plain: bool = False
     """A strategy that decided for plain decoding because it predicts no gain."""
+    claimed: bool = True
+    """Whether it promises unchanged output."""
+    extra_bytes: int | None = None
+    """Memory beyond plain decoding."""
     failure: str | None = None
     """Why it dropped out; None while it runs."""
 

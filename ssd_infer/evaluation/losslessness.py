@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 Verdict = Literal["pass", "fail", "not_run"]
-Outputs = Mapping[tuple[int, int], list[int]]
-"""(unit, row) → new tokens."""
+Key = tuple[int, int, int]
+Outputs = Mapping[Key, list[int]]
+"""(repeat, unit, row) → new tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +34,14 @@ class Regret:
 
     model: nn.Module
     prompts: Mapping[tuple[int, int], list[int]]
+    """(unit, row) → prompt."""
     max_new_tokens: int
     eos: frozenset[int]
 
-    def accepts(self, key: tuple[int, int], output: list[int]) -> tuple[bool, float]:
+    def accepts(self, key: Key, output: list[int]) -> tuple[bool, float]:
         """Return whether `output` is greedy up to rounding and complete, and its largest regret in logits."""
         complete = len(output) == self.max_new_tokens or bool(output) and output[-1] in self.eos
-        worst, tolerance = regret(self.model, self.prompts[key], output)
+        worst, tolerance = regret(self.model, self.prompts[key[1:]], output)
         return complete and worst <= tolerance, worst
 
 
@@ -87,13 +89,13 @@ def judge_greedy(outputs: Outputs, references: Mapping[str, Outputs], gate: Regr
     return _result(len(outputs), equal, excused, broken, missing, first, sorted(references))
 
 
-def _worst(output: list[int], key: tuple[int, int], references: Mapping[str, Outputs]) -> int | None:
+def _worst(output: list[int], key: Key, references: Mapping[str, Outputs]) -> int | None:
     """Return the earliest divergence from any reference; 0 when a reference lacks this prompt."""
     found = [first_divergence(output, reference[key]) if key in reference else 0 for reference in references.values()]
     return min((index for index in found if index is not None), default=None)
 
 
-def _result(total: int, equal: int, excused: int, broken: list[tuple[int, int]], missing: list[tuple[int, int]],
+def _result(total: int, equal: int, excused: int, broken: list[Key], missing: list[Key],
             first: int | None, names: list[str]) -> LosslessResult:  # fmt: skip
     against = " and ".join(names)
     detail = f"greedy: {equal} of {total} outputs equal {against}, length included"

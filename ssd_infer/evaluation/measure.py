@@ -13,6 +13,9 @@ from ssd_infer.evaluation.contenders import Contender, Decoded, Prompts, one_lin
 from ssd_infer.evaluation.cost_model import Counted
 
 WARM_UP_TOKENS = 12
+Key = tuple[int, int, int]
+"""(repeat, unit, row)"""
+
 MINIMUM_UNITS = 2
 """Batches measured for every contender even when the time limit has passed."""
 
@@ -53,13 +56,13 @@ class Measurements:
             entry[1] += record.decoded.seconds
         return [Totals(int(sums[unit][0]), sums[unit][1]) for unit in sorted(sums)]
 
-    def outputs(self, name: str, repeat: int = 0) -> dict[tuple[int, int], list[int]]:
-        """Return the tokens of each (unit, row) in one repeat."""
+    def outputs(self, name: str) -> dict[Key, list[int]]:
+        """Return the new tokens of every (repeat, unit, row)."""
         return {
-            (record.unit, row): tokens
-            for record in self.records.get(name, []) if record.repeat == repeat
+            (record.repeat, record.unit, row): tokens
+            for record in self.records.get(name, [])
             for row, tokens in enumerate(record.decoded.tokens)
-        }  # fmt: skip
+        }
 
     def counted(self, name: str, task: str | None = None) -> Counted:
         """Return the engine's counters and timers summed over all records; zeros where the engine did not run."""

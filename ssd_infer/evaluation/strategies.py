@@ -106,7 +106,9 @@ def _settle(found: Field, model: nn.Module, target: Target, row: str, draft: str
     plain = resolved.params is None
     params = {} if resolved.params is None else as_dict(resolved.params)
     decode = ours(model, None if plain else draft, params, sampling)
-    found.contenders.append(Contender(row, "strategy", decode, draft=draft, params=params, note=resolved.note, plain=plain))
+    extra_bytes = 0 if resolved.params is None else strategy.extra_bytes(target, resolved.params)
+    found.contenders.append(Contender(row, "strategy", decode, draft=draft, params=params, note=resolved.note, plain=plain,
+                                      claimed=strategy.lossless, extra_bytes=extra_bytes))  # fmt: skip
     if resolved.predicted_speedup is not None:
         found.predicted[row] = resolved.predicted_speedup
 

@@ -41,7 +41,7 @@ class Scoreboard:
 
     def repetition(self, name: str) -> dict[str, float | int]:
         """Return the repetition figures of the first repeat's outputs."""
-        return repetition(list(self.found.outputs(name).values()))
+        return repetition([tokens for key, tokens in self.found.outputs(name).items() if key[0] == 0])
 
 
 def scoreboard(found: Measurements, contenders: list[Contender], sampling: Sampling, seed: int) -> Scoreboard | None:
@@ -93,7 +93,7 @@ def absent_row(absent: Absent, claimed: bool = True) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def strategy_row(contender: Contender, board: Scoreboard, lossless: LosslessResult, claimed: bool, extra_bytes: int | None,
+def strategy_row(contender: Contender, board: Scoreboard, lossless: LosslessResult,
                  more: Mapping[str, Any]) -> dict[str, Any]:  # fmt: skip
     """Return the row of a strategy that ran."""
     counted, ratio = board.found.counted(contender.name), board.ratio(contender.name)
@@ -101,12 +101,12 @@ def strategy_row(contender: Contender, board: Scoreboard, lossless: LosslessResu
     return {
         "name": contender.name, "family": FAMILIES[base_name(contender.name)], "params": contender.params, "status": "ok",
         "reason": contender.note or None,
-        "lossless": {"claimed": claimed, "verdict": lossless.verdict, "detail": lossless.detail, "extra": lossless.extra},
+        "lossless": {"claimed": contender.claimed, "verdict": lossless.verdict, "detail": lossless.detail, "extra": lossless.extra},
         "acceptance": _acceptance(contender, board),
         "speed": {"tokens_per_second": board.rate(contender.name), "speedup": ratio.value, "ci95": ratio.ci95,
                   "predicted_speedup": 1.0 if contender.plain else cost.predicted(counted.total), "against": board.fastest},
         "cost": cost.fields(counted.total),
-        "memory": {"extra_bytes": extra_bytes},
+        "memory": {"extra_bytes": contender.extra_bytes},
         "extra": _extra(contender, board, cost) | dict(more),
         "per_task": [_per_task(contender, board, task) for task in board.found.tasks()],
     }  # fmt: skip

@@ -1,0 +1,88 @@
+"""Everything an evaluation holds on to: the loaded checkpoint, its prompts, its clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+import ssd_infer
+from ssd_infer.engine.target import Target
+from ssd_infer.evaluation.budget import Budget
+from ssd_infer.evaluation.measure import Unit
+from ssd_infer.evaluation.strategies import check_draft, find_target
+from ssd_infer.evaluation.tasks import Task, build_tasks, calibration_prompts
+from ssd_infer.settings import EvalSettings
+
+Say = Callable[[str], None]
+CALIBRATION_PROMPTS = 6
+
+
+@dataclass(slots=True)
+class Bench:
+    """One evaluation's shared state."""
+
+    settings: EvalSettings
+    model: Any
+    tokenizer: Any
+    target: Target | str
+    """The engine's view, or why there is none."""
+    tasks: list[Task]
+    units: list[Unit]
+    calibration: list[list[int]]
+    budget: Budget
+    say: Say
+    notes: list[str] = field(default_factory=list)
+    """Warnings collected on the way."""
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the model."""
+        return next(self.model.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Precision of the model."""
+        return next(self.model.parameters()).dtype
+
+
+def open_bench(settings: EvalSettings, say: Say) -> Bench:
+    """Load the checkpoint and cut the prompts; raises before any measurement when something is wrong with either."""
+    check_draft(settings.draft)
+    budget = Budget(settings.max_minutes)
+    say("loading the checkpoint")
+    loaded = ssd_infer.load(settings.checkpoint, dtype=settings.dtype, device=settings.device)
+    model: nn.Module = loaded.model
+    say("choosing prompts")
+    tasks = build_tasks(settings.tasks, loaded.tokenizer, settings.samples, settings.prompt_tokens, settings.seed)
+    calibration = calibration_prompts(tasks, loaded.tokenizer, CALIBRATION_PROMPTS, settings.prompt_tokens)
+    bench = Bench(settings, model, loaded.tokenizer, find_target(model), tasks, split_units(tasks, settings.batch_size), calibration,
+                  budget, say)  # fmt: skip
+    if any(task.name.startswith("file:") for task in tasks):
+        bench.notes.append("parameters were chosen on prompts of the measured file itself, since it has no second text")
+    return bench
+
+
+def split_units(tasks: list[Task], batch_size: int) -> list[Unit]:
+    """Cut each task into batches and take turns between tasks, so that an early stop leaves them balanced."""
+    queues = [[(task.name, task.prompts[start : start + batch_size]) for start in range(0, len(task.prompts), batch_size)]
+              for task in tasks]  # fmt: skip
+    longest = max(map(len, queues))
+    ordered = [queue[turn] for turn in range(longest) for queue in queues if turn < len(queue)]
+    return [Unit(index, name, prompts) for index, (name, prompts) in enumerate(ordered)]
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Use `count` CPU threads inside the block; 0 changes nothing."""
+    before = torch.get_num_threads()
+    try:
+        if count:
+            torch.set_num_threads(count)
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,158 @@
+"""The story of one evaluation: load → prompts → quality → calibrate → time and judge → report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ssd_infer.engine import calibrate
+from ssd_infer.engine.target import Target
+from ssd_infer.evaluation.bench import Bench, Say, open_bench, torch_threads
+from ssd_infer.evaluation.budget import Deadline
+from ssd_infer.evaluation.contenders import Sampling
+from ssd_infer.evaluation.grid import Cell, measured_cells, predicted_cells
+from ssd_infer.evaluation.identity import environment, identity
+from ssd_infer.evaluation.quality import exit_quality
+from ssd_infer.evaluation.section import Section, judge, rows, run_section
+from ssd_infer.evaluation.strategies import Absent
+from ssd_infer.evaluation.summary import absent_row
+from ssd_infer.evaluation.tasks import held_out_ids
+from ssd_infer.evaluation.verdict import verdict
+from ssd_infer.report.schema import FAMILIES, SCHEMA_VERSION
+from ssd_infer.report.write import write_report
+from ssd_infer.settings import EvalSettings
+
+QUALITY_SHARE, GRID_SHARE, LAST_SHARE = 0.08, 0.2, 0.95
+"""Shares of the time limit after which quality, the grid, and everything must be done."""
+QUALITY_TOKENS, QUALITY_WINDOW = 8192, 256
+
+
+def evaluate(settings: EvalSettings, say: Say | None = None) -> dict[str, Any]:
+    """Measure every strategy on `settings.checkpoint`, write the report files, and return the report.
+
+    `say` receives one line a phase. Raises SSDError when the checkpoint or the prompts are unusable; a strategy that
+    fails is a row with its reason.
+    """
+    with torch_threads(settings.threads):
+        bench = open_bench(settings, say or (lambda _line: None))
+        quality = _quality(bench)
+        grid = _grid(bench)
+        sections = _sections(bench, _tuned(bench, grid))
+        report = assemble(bench, sections, quality, grid)
+    write_report(report, report_folder(settings), list(_samples(sections)))
+    return report
+
+
+def report_folder(settings: EvalSettings) -> Path:
+    """Return where the report goes: `out`, or `report/` inside the checkpoint."""
+    return Path(settings.out) if settings.out else Path(settings.checkpoint) / "report"
+
+
+def assemble(bench: Bench, sections: list[Section], quality: dict[str, Any], grid: dict[str, list[Cell]]) -> dict[str, Any]:
+    """Put the report together; every strategy name has a row."""
+    baselines: list[dict[str, Any]] = []
+    peers: list[dict[str, Any]] = []
+    strategies: list[dict[str, Any]] = []
+    for section in sections:
+        for rows_of_report, found in zip((baselines, peers, strategies), rows(section), strict=True):
+            rows_of_report.extend(found)
+    present = {row["name"] for row in strategies}
+    strategies += [absent_row(Absent(name, "not_applicable", "this run decoded at no temperature this row stands for"))
+                   for name in FAMILIES if name not in present]  # fmt: skip
+    for row in strategies:
+        if row["name"] == "early_exit" and grid["predicted"]:
+            row["extra"]["grid"] = grid
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "identity": identity(bench.settings.checkpoint),
+        "environment": environment(bench.settings, bench.device, bench.dtype),
+        "protocol": _protocol(bench, sections),
+        "baselines": baselines,
+        "peers": peers,
+        "strategies": strategies,
+        "quality": quality,
+        "verdict": verdict(strategies, peers, bench.notes),
+    }
+
+
+def _sections(bench: Bench, params: dict[str, dict[str, Any]]) -> list[Section]:
+    """Time all settings, then judge them: the time limit must not be spent by the first one."""
+    settings = bench.settings
+    samplings = [Sampling(float(t), settings.top_k, settings.top_p) if t else Sampling() for t in settings.temperatures]
+    shares = _shares(samplings)
+    sections = []
+    for sampling in samplings:
+        section = run_section(bench, sampling, bench.budget.deadline(next(shares)), params)
+        judge(bench, section, bench.budget.deadline(next(shares)))
+        sections.append(section)
+    return sections
+
+
+def _shares(samplings: list[Sampling]) -> Iterator[float]:
+    """Yield for each setting the share of the limit by which timing, then judging, is done; greedy judging is free."""
+    weights = [part for sampling in samplings for part in ((1.0, 0.0) if sampling.greedy else (0.8, 0.45))]
+    spent, left = GRID_SHARE, LAST_SHARE - GRID_SHARE
+    for weight in weights:
+        spent += left * weight / sum(weights)
+        yield spent
+
+
+def _quality(bench: Bench) -> dict[str, Any]:
+    if not isinstance(bench.target, Target):
+        return {"exits": [], "reason": bench.target}
+    bench.say("measuring loss and agreement of every exit")
+    source, windows = held_out_ids(bench.tasks, bench.tokenizer, QUALITY_TOKENS, QUALITY_WINDOW)
+    return exit_quality(bench.target, windows, source, bench.budget.deadline(QUALITY_SHARE))
+
+
+def _grid(bench: Bench) -> dict[str, list[Cell]]:
+    """Return predicted and measured cells; empty where early exit does not apply or was not asked for."""
+    settings, target = bench.settings, bench.target
+    wanted = settings.draft == "all" or settings.draft.startswith("early_exit")
+    if not isinstance(target, Target) or target.num_layers < 2 or not wanted:
+        return {"predicted": [], "measured": []}
+    bench.say("calibrating early exits")
+    profile = calibrate.recall(target, bench.calibration, do_sample=False)
+    cells = predicted_cells(profile)
+    if not settings.grid:
+        return {"predicted": cells, "measured": []}
+    bench.say("measuring the most promising exits and draft lengths")
+    deadline: Deadline = bench.budget.deadline(GRID_SHARE)
+    return {"predicted": cells, "measured": measured_cells(bench.model, cells, bench.calibration, bench.device, deadline)}
+
+
+def _tuned(bench: Bench, grid: dict[str, list[Cell]]) -> dict[str, dict[str, Any]]:
+    """Return the fastest measured cell as the greedy early-exit parameters, unless the user chose them."""
+    if not grid["measured"] or bench.settings.draft_params:
+        return {}
+    best = max(grid["measured"], key=lambda cell: float(cell["speedup"]))
+    return {"early_exit": {"exit_layer": best["exit_layer"], "gamma": best["gamma"]}}
+
+
+def _protocol(bench: Bench, sections: list[Section]) -> dict[str, Any]:
+    settings = bench.settings
+    return {
+        "tasks": [{"name": task.name, "samples": len(task.prompts), "prompt_tokens": max(map(len, task.prompts)),
+                   "new_tokens": settings.max_new_tokens, "extra": {"prompts_sha256": task.sha256}} for task in bench.tasks],
+        "batch_size": settings.batch_size,
+        "sampling": {"temperatures": list(settings.temperatures), "top_k": settings.top_k, "top_p": settings.top_p},
+        "repeats": settings.repeats,
+        "timer": "time.perf_counter around the whole call, prefill included, device synchronised; contenders interleaved per prompt",
+        "extra": {"rounds": [{"temperature": section.sampling.temperature, "done": section.found.rounds_done,
+                              "planned": section.found.rounds_planned} for section in sections],
+                  "calibration_prompts": len(bench.calibration), "seconds": round(bench.budget.spent, 1)},
+    }  # fmt: skip
+
+
+def _samples(sections: list[Section]) -> Iterator[dict[str, Any]]:
+    """Yield one object a timed call: who decoded what in which time, with its acceptance histogram."""
+    for section in sections:
+        for name, records in section.found.records.items():
+            for record in records:
+                stats = record.decoded.stats
+                yield {
+                    "name": name, "task": record.task, "unit": record.unit, "repeat": record.repeat,
+                    "tokens": record.decoded.tokens, "seconds": record.decoded.seconds,
+                    "accepted": None if stats is None else [row.histogram for row in stats.rows],
+                }  # fmt: skip

@@ -1,0 +1,126 @@
+"""One part of an evaluation: everything decoded at one temperature, timed together and judged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ssd_infer.engine.target import Target
+from ssd_infer.evaluation.bench import Bench
+from ssd_infer.evaluation.budget import Deadline
+from ssd_infer.evaluation.contenders import Contender, Sampling, one_line, ours
+from ssd_infer.evaluation.distribution import SETTINGS, judge_sampling, pick_context
+from ssd_infer.evaluation.losslessness import LosslessResult, Regret, judge_greedy
+from ssd_infer.evaluation.measure import Measurements, measure
+from ssd_infer.evaluation.strategies import Absent, Field, line_up, lookup_peer
+from ssd_infer.evaluation.summary import Scoreboard, absent_row, baseline_row, peer_row, scoreboard, strategy_row
+from ssd_infer.evaluation.transformers_side import eos_ids, hf_baseline, hf_peers
+
+
+@dataclass(slots=True)
+class Section:
+    """What one sampling setting produced."""
+
+    sampling: Sampling
+    contenders: list[Contender]
+    absent: list[Absent]
+    found: Measurements
+    board: Scoreboard | None
+    verdicts: dict[str, LosslessResult] = field(default_factory=dict)
+    more: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Additions to a strategy row's `extra`, by name."""
+
+
+def run_section(bench: Bench, sampling: Sampling, deadline: Deadline, params: dict[str, dict[str, Any]]) -> Section:
+    """Line up, time and judge all contenders at one sampling setting; `params` replaces settled ones by row name."""
+    settings = bench.settings
+    field_ = line_up(bench.model, bench.target, settings.draft, settings.draft_params, sampling, bench.calibration)
+    _replace(bench, field_, sampling, params)
+    contenders = [*_baselines(bench, sampling), *field_.contenders, *_peers(bench, sampling, field_)]
+    bench.say(f"decoding with {len(contenders)} contenders, {'greedy' if sampling.greedy else f'temperature {sampling.temperature:g}'}")
+    found = measure(contenders, bench.units, settings.repeats, settings.max_new_tokens, settings.seed, bench.device, deadline)
+    if found.rounds_done < found.rounds_planned:
+        bench.notes.append(f"the time limit ended the {'greedy' if sampling.greedy else 'sampling'} runs after {found.rounds_done} of "
+                           f"{found.rounds_planned} prompt rounds")  # fmt: skip
+    section = Section(sampling, contenders, field_.absent, found, scoreboard(found, contenders, sampling, settings.seed))
+    section.more = {name: {"predicted_by_calibration": value} for name, value in field_.predicted.items()}
+    return section
+
+
+def judge(bench: Bench, section: Section, deadline: Deadline) -> None:
+    """Fill the section's verdicts: token equality when greedy, a distribution test when sampling."""
+    if section.board is None:
+        return
+    if section.sampling.greedy:
+        _judge_greedy(bench, section)
+    else:
+        _judge_sampling(bench, section, deadline)
+
+
+def rows(section: Section) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the section's baseline, peer and strategy rows."""
+    missing = LosslessResult("not_run", "no test was made at this setting")
+    baselines = [baseline_row(item, section.board) for item in section.contenders if item.kind == "baseline"]
+    peers = [peer_row(item, section.board, section.verdicts.get(item.name, missing))
+             for item in section.contenders if item.kind == "peer"]  # fmt: skip
+    strategies = []
+    for item in section.contenders:
+        if item.kind != "strategy":
+            continue
+        if item.failure is not None or section.board is None:
+            strategies.append(absent_row(Absent(item.name, "failed", item.failure or "no plain decoding ran"), item.claimed))
+        else:
+            verdict = section.verdicts.get(item.name, missing)
+            strategies.append(strategy_row(item, section.board, verdict, section.more.get(item.name, {})))
+    return baselines, peers, strategies + [absent_row(item) for item in section.absent]
+
+
+def _replace(bench: Bench, field_: Field, sampling: Sampling, params: dict[str, dict[str, Any]]) -> None:
+    for contender in field_.contenders:
+        if contender.name in params and not contender.plain:
+            contender.params = contender.params | params[contender.name]
+            contender.decode = ours(bench.model, contender.draft, contender.params, sampling)
+            contender.note = "parameters are the fastest measured cell of the grid, on calibration prompts"
+
+
+def _baselines(bench: Bench, sampling: Sampling) -> list[Contender]:
+    plain = Contender(f"ssd_plain{sampling.suffix}", "baseline", ours(bench.model, None, {}, sampling))
+    if isinstance(bench.target, str):
+        plain.failure = bench.target
+    return [plain, hf_baseline(bench.model, sampling)]
+
+
+def _peers(bench: Bench, sampling: Sampling, field_: Field) -> list[Contender]:
+    early = next((item.params.get("exit_layer") for item in field_.contenders if item.draft == "early_exit"), None)
+    layers = bench.target.num_layers if isinstance(bench.target, Target) else int(getattr(bench.model.config, "num_hidden_layers", 4))
+    peers = hf_peers(bench.model, sampling, int(early or max(1, layers // 4)))
+    return peers + (lookup_peer(bench.model, sampling) if isinstance(bench.target, Target) else [])
+
+
+def _judge_greedy(bench: Bench, section: Section) -> None:
+    found = section.found
+    names = [item.name for item in section.contenders if item.kind == "baseline" and item.failure is None]
+    references = {name: found.outputs(name) for name in names}
+    gate = None
+    if torch.finfo(bench.dtype).bits < 32:
+        prompts = {(unit.index, row): prompt for unit in bench.units for row, prompt in enumerate(unit.prompts)}
+        gate = Regret(bench.model, prompts, bench.settings.max_new_tokens, frozenset(eos_ids(bench.model)))
+    for item in section.contenders:
+        if item.kind != "baseline" and item.failure is None:
+            section.verdicts[item.name] = judge_greedy(found.outputs(item.name), references, gate)
+
+
+def _judge_sampling(bench: Bench, section: Section, deadline: Deadline) -> None:
+    bench.say("testing the sampled distributions")
+    context = pick_context(bench.model, [prompt for unit in bench.units for prompt in unit.prompts])
+    for item in section.contenders:
+        if item.kind != "strategy" or item.failure is not None:
+            continue
+        draft = None if item.plain else item.draft
+        decodes = [(sampling, ours(bench.model, draft, item.params, sampling, eos=-1)) for sampling in SETTINGS]
+        try:
+            section.verdicts[item.name] = judge_sampling(bench.model, decodes, context, deadline, bench.settings.seed, plain=item.plain)
+        except Exception as error:  # noqa: BLE001  the row fails, the report goes on
+            section.verdicts[item.name] = LosslessResult("fail", f"sampling: the test itself failed ({one_line(error)})")
