@@ -31,9 +31,14 @@ def settings_of(cfg: DictConfig) -> EvalSettings:
 def run(cfg: DictConfig) -> int:
     """Evaluate as `cfg` says; return 0 only if every strategy that claims to be lossless proved it."""
     settings = settings_of(cfg)
-    from ssd_infer.evaluation import evaluate
+    from ssd_infer.evaluation.progress import quiet_libraries, spinner
+    from ssd_infer.evaluation.runner import evaluate, report_folder
+    from ssd_infer.report.terminal import print_report
 
-    return exit_code(evaluate(settings))
+    with quiet_libraries(), spinner() as say:
+        report = evaluate(settings, say)
+    print_report(report, report_folder(settings))
+    return exit_code(report)
 
 
 def exit_code(report: Mapping[str, Any]) -> int:

@@ -1,0 +1,71 @@
+"""Show a report in a terminal: the verdict, the strategy table, the peers, the warnings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ssd_infer.report.format import interval, number, params_text, plain, times
+from ssd_infer.report.rows import STATUS_TEXT, Report, Row, broken_rows, headline, ok_rows, other_rows
+
+COLOURS = {"pass": "green", "fail": "bold red", "not_run": "yellow"}
+
+
+def print_report(report: Report, folder: Path | None = None, console: Console | None = None) -> None:
+    """Print the report on `console` (the output stream when None), and where its files are."""
+    console = console or Console(highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, 110)
+    console.print()
+    console.print(Text(headline(report), style="bold red" if broken_rows(report) else "bold"))
+    console.print(strategy_table(report))
+    for line in _absent(report):
+        console.print(Text(f"  {line}", style="dim"), soft_wrap=True)
+    for warning in report["verdict"]["warnings"]:
+        console.print(Text(f"  warning: {plain(warning)}", style="yellow"), soft_wrap=True)
+    if folder is not None:
+        console.print(Text(f"  page: {(Path(folder) / 'report.html').resolve()}"), soft_wrap=True)
+
+
+def _absent(report: Report) -> list[str]:
+    """Say why rows have no figures, one line a reason."""
+    reasons: dict[str, list[str]] = {}
+    for row in other_rows(report):
+        reasons.setdefault(f"{STATUS_TEXT[row['status']]}, {plain(row['reason'])}", []).append(plain(row["name"]))
+    return [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
+
+
+def strategy_table(report: Report) -> Table:
+    """Build the table of measured strategies, peers and plain decoding, fastest first."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    for title in ("", "parameters", "speedup", "95 %", "pred.", "tok/s", "α", "τ", "dist-3", "lossless"):
+        table.add_column(title, justify="left" if title in ("", "parameters", "lossless") else "right", no_wrap=True)
+    lines = [(row["speed"]["speedup"], _strategy(row)) for row in ok_rows(report)]
+    lines += [(peer["speedup"] or 0.0, _peer(peer)) for peer in report["peers"]]
+    for _, cells in sorted(lines, key=lambda line: -line[0]):
+        table.add_row(*cells)
+    for row in report["baselines"]:
+        table.add_row(*(Text(cell, style="dim") for cell in (row["name"], "plain", "", "", "", number(row["tokens_per_second"], 1))))
+    return table
+
+
+def _strategy(row: Row) -> list[Text]:
+    speed, acceptance, verdict = row["speed"], row["acceptance"], row["lossless"]["verdict"]
+    repetition = row["extra"].get("repetition", {})
+    params = {key: value for key, value in row["params"].items() if value != 0.0}
+    cells = [plain(row["name"]), params_text(params), times(speed["speedup"]), interval(speed["ci95"]),
+             times(speed["predicted_speedup"]), number(speed["tokens_per_second"], 1), number(acceptance["alpha"]),
+             number(acceptance["tau"]), number(repetition.get("distinct_3"))]  # fmt: skip
+    return [*(Text(cell) for cell in cells), Text(verdict.replace("_", " "), style=COLOURS[verdict])]
+
+
+def _peer(peer: Row) -> list[Text]:
+    extra = peer.get("extra") or {}
+    failed = peer["speedup"] is None
+    cells = [plain(peer["name"]), "failed" if failed else "peer", times(peer["speedup"]), interval(extra.get("ci95")), "",
+             number(peer["tokens_per_second"], 1), "", "", ""]  # fmt: skip
+    verdict = str(peer["verdict"])
+    return [*(Text(cell, style="dim") for cell in cells), Text(verdict.replace("_", " "), style="dim")]
