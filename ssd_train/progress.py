@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import time
+from time import monotonic
 from typing import Any
 
 from rich.console import Console
@@ -37,7 +37,7 @@ class ProgressCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Open the live line on the first process."""
-        self._started = self._step_end = time.monotonic()
+        self._started = self._step_end = monotonic()
         self._printed = float("-inf")
         self._first_step = state.global_step
         if state.is_world_process_zero and self.console.is_terminal:
@@ -48,7 +48,7 @@ class ProgressCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Take the time of the step and renew the line."""
-        now = time.monotonic()
+        now = monotonic()
         seconds, self._step_end = now - self._step_end, now
         old = self._seconds_per_step
         # The first step also pays for warming up, so it does not enter the average.
@@ -75,7 +75,7 @@ class ProgressCallback(TrainerCallback):
         }
         self.first = {**numbers, **self.first}
         self.latest |= numbers
-        now = time.monotonic()
+        now = monotonic()
         due = now - self._printed >= _PLAIN_SECONDS or state.global_step >= state.max_steps
         if state.is_world_process_zero and self._live is None and "loss" in numbers and due:
             self._printed = now
@@ -85,13 +85,13 @@ class ProgressCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Leave the time of a validation out of the next step's."""
-        self._step_end = time.monotonic()
+        self._step_end = monotonic()
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Leave the time of a save out of the next step's."""
-        self._step_end = time.monotonic()
+        self._step_end = monotonic()
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -99,7 +99,8 @@ class ProgressCallback(TrainerCallback):
         """Close the live line and print the table."""
         self.close()
         if state.is_world_process_zero:
-            self.console.print(self.summary(state.global_step))
+            self.console.print(self.headline(state.global_step), highlight=False)
+            self.console.print(self.summary())
 
     def close(self) -> None:
         """Give the terminal back; safe at any time, also after an exception."""
@@ -123,12 +124,16 @@ class ProgressCallback(TrainerCallback):
             parts.append(f"{_clock((max_steps - step) * self._seconds_per_step)} left")
         return " · ".join(parts)
 
-    def summary(self, step: int) -> Table:
-        """Return the table of a finished run: every loss at the first and the last log, tokens and time."""
-        seconds = time.monotonic() - self._started
+    def headline(self, step: int) -> str:
+        """Return steps, tokens, time and speed of the whole run, validation and saving included."""
+        seconds = monotonic() - self._started
         tokens = (step - self._first_step) * self.tokens_per_step
         rate = tokens / seconds if seconds else 0.0
-        table = Table(title=f"{step} steps · {tokens:,} tokens · {_clock(seconds)} · {rate:,.0f} tokens/s")
+        return f"{step} steps · {tokens:,} tokens · {_clock(seconds)} · {rate:,.0f} tokens/s"
+
+    def summary(self) -> Table:
+        """Return every loss at the first and at the last log as a table."""
+        table = Table()
         table.add_column("loss")
         table.add_column("first", justify="right")
         table.add_column("last", justify="right")
