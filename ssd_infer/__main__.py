@@ -20,7 +20,8 @@ from ssd_infer.config import to_settings
 from ssd_infer.launch import launch
 from ssd_infer.settings import EvalSettings, validate
 
-_LISTS = ("tasks", "temperatures")
+LISTS = ("tasks", "temperatures")
+"""Keys whose single value may be given without brackets."""
 
 
 def settings_of(cfg: DictConfig) -> EvalSettings:
@@ -54,7 +55,7 @@ def exit_code(report: Mapping[str, Any]) -> int:
 def main() -> None:
     """Run the command line and exit with its code."""
     ConfigStore.instance().store(group="schema", name="evaluate", node=EvalSettings, package="_global_")
-    sys.exit(launch("evaluate", run, settings_of, _LISTS))
+    sys.exit(launch("evaluate", run, settings_of, LISTS))
 
 
 if __name__ == "__main__":

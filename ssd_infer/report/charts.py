@@ -48,11 +48,12 @@ def draw_charts(report: Report) -> list[Chart]:
         with mpl.rc_context(STYLE):
             figure = draw(report)
             if figure is not None:
-                charts.append(Chart(title, caption, _svg(figure)))
+                charts.append(Chart(title, caption, svg_text(figure)))
     return charts
 
 
-def _svg(figure: Figure) -> str:
+def svg_text(figure: Figure) -> str:
+    """Return the figure as an SVG document, without a date and with fixed ids."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, bbox_inches="tight", pad_inches=0.08)
     return buffer.getvalue()
@@ -63,7 +64,8 @@ def _figure(width: float, height: float) -> tuple[Figure, Axes]:
     return figure, figure.add_subplot()
 
 
-def _label(name: str) -> str:
+def label_text(name: str) -> str:
+    """Return an untrusted name as one short printable line."""
     text = plain(name)
     return text if len(text) <= 28 else text[:27] + "…"
 
@@ -83,7 +85,7 @@ def _speedups(report: Report) -> Figure | None:
             axes.plot(interval, [height, height], color=INK, linewidth=1.4, solid_capstyle="butt")
         edge = max([speedup, *(interval or [])])
         axes.text(edge + 0.02, height, f" {speedup:.2f}×", va="center", fontsize=9)
-    axes.set_yticks(range(len(bars)), [_label(bar[0]) for bar in bars])
+    axes.set_yticks(range(len(bars)), [label_text(bar[0]) for bar in bars])
     axes.axvline(1.0, color=INK, linewidth=1, linestyle=(0, (4, 3)))
     axes.set_xlim(0, max(max([bar[1], *(bar[2] or [])]) for bar in bars) * 1.14)
     axes.grid(visible=False, axis="y")
@@ -99,7 +101,7 @@ def _positions(report: Report) -> Figure | None:
     for index, row in enumerate(rows[: len(COLOURS)]):
         shares = [float("nan") if share is None else share for share in row["acceptance"]["per_position"]]
         axes.plot(range(1, len(shares) + 1), shares, marker="o", markersize=4.5, linewidth=1.8, color=COLOURS[index],
-                  linestyle="--" if is_sampled(row) else "-", label=_label(row["name"]))  # fmt: skip
+                  linestyle="--" if is_sampled(row) else "-", label=label_text(row["name"]))  # fmt: skip
     longest = max(len(row["acceptance"]["per_position"]) for row in rows)
     axes.set(xlabel="draft position k", ylabel="accepted", ylim=(0, 1.02), xlim=(0.75, longest + 0.25))
     axes.set_xticks(range(1, longest + 1, max(1, longest // 8)))
@@ -125,7 +127,7 @@ def _scatter(report: Report) -> Figure | None:
     if cells:
         axes.scatter(*zip(*cells, strict=True), s=22, color="#9ca3af", label="E × γ cells (calibration)")
     for index, (predicted, measured, name) in enumerate(rows):
-        axes.scatter([predicted], [measured], s=52, color=COLOURS[index % len(COLOURS)], label=_label(name), zorder=3)
+        axes.scatter([predicted], [measured], s=52, color=COLOURS[index % len(COLOURS)], label=label_text(name), zorder=3)
     axes.set(xlabel="predicted speedup", ylabel="measured speedup", xlim=(low, high), ylim=(low, high))
     axes.set_aspect("equal")
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=9)

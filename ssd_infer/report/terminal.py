@@ -42,7 +42,8 @@ def strategy_table(report: Report) -> Table:
     """Build the table of measured strategies, peers and plain decoding, fastest first."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     for title in ("", "parameters", "speedup", "95 %", "pred.", "tok/s", "α", "τ", "dist-3", "lossless"):
-        table.add_column(title, justify="left" if title in ("", "parameters", "lossless") else "right", no_wrap=True)
+        text = title in ("", "parameters", "lossless")
+        table.add_column(title, justify="left" if text else "right", no_wrap=not text, overflow="fold" if text else "ellipsis")
     lines = [(row["speed"]["speedup"], _strategy(row)) for row in ok_rows(report)]
     lines += [(peer["speedup"] or 0.0, _peer(peer)) for peer in report["peers"]]
     for _, cells in sorted(lines, key=lambda line: -line[0]):
@@ -55,8 +56,7 @@ def strategy_table(report: Report) -> Table:
 def _strategy(row: Row) -> list[Text]:
     speed, acceptance, verdict = row["speed"], row["acceptance"], row["lossless"]["verdict"]
     repetition = row["extra"].get("repetition", {})
-    params = {key: value for key, value in row["params"].items() if value != 0.0}
-    cells = [plain(row["name"]), params_text(params), times(speed["speedup"]), interval(speed["ci95"]),
+    cells = [plain(row["name"]), params_text(row["params"]), times(speed["speedup"]), interval(speed["ci95"]),
              times(speed["predicted_speedup"]), number(speed["tokens_per_second"], 1), number(acceptance["alpha"]),
              number(acceptance["tau"]), number(repetition.get("distinct_3"))]  # fmt: skip
     return [*(Text(cell) for cell in cells), Text(verdict.replace("_", " "), style=COLOURS[verdict])]
