@@ -94,7 +94,7 @@ def log_probabilities(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Te
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    """Forward computes the gradient too; backward only scales it."""
+    """Forward computes the gradient too; backward only scales it, once."""
 
     @staticmethod
     def forward(
@@ -110,8 +110,11 @@ class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        wanted: _Gradients = ctx.gradients
-        scaled = [None if part is None else part.mul(grad.to(part.dtype)) for part in wanted.in_order()]
+        if ctx.gradients is None:
+            raise RuntimeError("the chunked loss holds its gradient once; compute the loss again to differentiate again")
+        wanted, ctx.gradients = ctx.gradients, None
+        # In place: a copy would be another gradient of the head and of every hidden state.
+        scaled = [None if part is None else part.mul_(grad) for part in wanted.in_order()]
         return (None, None, *scaled)
 
 

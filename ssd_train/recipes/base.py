@@ -69,11 +69,17 @@ class Recipe(ABC):
 
 def label_mask(batch: Batch) -> Tensor:
     """Return bool `(B, T-1)`: which next-token predictions count (labels that are not -100, tokens not padding)."""
-    ids = batch["input_ids"]
-    labels = batch.get("labels")
-    mask = torch.ones_like(ids[:, 1:], dtype=torch.bool) if labels is None else labels[:, 1:] != -100
-    attention = batch.get("attention_mask")
-    return mask if attention is None or labels is not None else mask & attention[:, 1:].bool()
+    labels, attention = batch.get("labels"), batch.get("attention_mask")
+    if labels is not None:
+        return labels[:, 1:] != -100
+    if attention is not None:
+        return (attention[:, 1:] & attention[:, :-1]).bool()
+    return torch.ones_like(batch["input_ids"][:, 1:], dtype=torch.bool)
+
+
+def is_whole(batch: Batch) -> bool:
+    """Return whether every prediction of `batch` counts, without looking at a tensor (packed text)."""
+    return "labels" not in batch and "attention_mask" not in batch
 
 
 def next_tokens(batch: Batch) -> Tensor:

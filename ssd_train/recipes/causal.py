@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ssd_train.exits import ExitModel
 from ssd_train.losses.chunked import ExitTerm, LossSums, chunked_exit_loss
 from ssd_train.losses.measure import acceptance_length, measure_exits
-from ssd_train.recipes.base import Batch, Ratio, Recipe, StepContext, label_mask, next_tokens
+from ssd_train.recipes.base import Batch, Ratio, Recipe, StepContext, is_whole, label_mask, next_tokens
 
 TAU_GAMMA = 4
 """Draft length of the simulated acceptance length."""
@@ -61,7 +61,7 @@ class CausalRecipe(Recipe):
             )
         count = torch.as_tensor(states.labels.numel(), device=states.labels.device)
         metrics: dict[str, Ratio] = {"loss": (seen.final, count)}
-        rows = _rows(label_mask(inputs))
+        rows = [int(length) for length in label_mask(inputs).sum(1)]
         for index, layer in enumerate(layers):
             name = f"exit_{layer + 1}"
             metrics[f"{name}_loss"] = (seen.cross_entropy[index], count)
@@ -87,9 +87,10 @@ class CausalRecipe(Recipe):
         with self.exits.tapping(layers) as taps, running or nullcontext():
             model(**passed, use_cache=False, logits_to_keep=1)
         assert taps.final is not None
-        mask = label_mask(inputs)
+        mask = None if is_whole(inputs) else label_mask(inputs)
         exits = [self.exits.normed(_counted(taps.layer[layer], mask), detach=detach_norm) for layer in layers]
-        return States(_counted(taps.final, mask), exits, next_tokens(inputs)[mask])
+        labels = next_tokens(inputs)
+        return States(_counted(taps.final, mask), exits, labels.reshape(-1) if mask is None else labels[mask])
 
     def loss(
         self, states: States, terms: Sequence[ExitTerm], *, final_weight: float, detach_head: bool, detailed: bool
@@ -109,18 +110,14 @@ class CausalRecipe(Recipe):
         )
 
 
-def _counted(hidden: Tensor, mask: Tensor) -> Tensor:
-    """Return the rows `(N, d)` of hidden states `(B, T, d)` whose prediction counts."""
+def _counted(hidden: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the rows `(N, d)` of hidden states `(B, T, d)` whose prediction counts; None counts all."""
     shifted = hidden[:, :-1]
-    return shifted.reshape(-1, hidden.shape[-1]) if bool(mask.all()) else shifted[mask]
-
-
-def _rows(mask: Tensor) -> list[int]:
-    return [int(count) for count in mask.sum(1)]
+    return shifted.reshape(-1, hidden.shape[-1]) if mask is None else shifted[mask]
 
 
 def _acceptance(match: Tensor, rows: Sequence[int]) -> Ratio:
     """Return the ratio of the simulated acceptance length over all starts of all rows."""
     starts = [acceptance_length(row, TAU_GAMMA) for row in match.split(list(rows)) if row.numel()]
-    flat = torch.cat(starts)
-    return flat.sum(), torch.as_tensor(flat.numel(), device=flat.device)
+    total = torch.stack([row.sum() for row in starts]).sum() if starts else match.new_zeros((), dtype=torch.float32)
+    return total, torch.as_tensor(sum(row.numel() for row in starts), device=match.device)
