@@ -171,33 +171,45 @@ def _chunk(
     best = logp.argmax(-1) if job.count_agreement else None
     p = logp.exp() if wanted.any or any(term.divergences for term in job.terms) else logp
     grad_p = _nll_gradient(p, target, job.final_weight) if wanted.any else None
-    for index, (term, states) in enumerate(zip(job.terms, exits, strict=True)):
-        logq = log_probabilities(states[rows], weight, bias)
-        if best is not None:
-            job.agreed[index].append((logq.argmax(-1) == best).sum())
-        loss, grad_q = _exit(job, index, term, Pair(logp, p, logq, logq), target, grad_p)
-        total = total + loss
-        if grad_q is not None:
-            _back_through_head(grad_q, states, rows, weight, wanted, 1 + index, into_head=not job.detach_head)
+    pair = Pair(logp, p, logp, p)
+    for index in range(len(exits)):
+        total = total + _exit(job, index, pair, rows, target, weight, bias, exits[index], wanted, best, grad_p)
     if grad_p is not None:
         _back_through_head(grad_p, final, rows, weight, wanted, 0, into_head=True)
     return total
 
 
 def _exit(
-    job: _Job, index: int, term: ExitTerm, pair: Pair, target: Tensor, grad_p: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    """Return an exit's weighted loss on a chunk and the gradient for its logits (None when not needed)."""
-    nll = -pair.logq.gather(1, target).sum()
+    job: _Job,
+    index: int,
+    pair: Pair,
+    rows: slice,
+    target: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    states: Tensor,
+    wanted: _Gradients,
+    best: Tensor | None,
+    grad_p: Tensor | None,
+) -> Tensor:
+    """Return an exit's weighted loss on a chunk; nothing of vocabulary size outlives the call."""
+    term = job.terms[index]
+    logq = log_probabilities(states[rows], weight, bias)
+    nll = -logq.gather(1, target).sum()
     job.cross_entropy[index].append(nll)
     total = term.cross_entropy * nll
-    pair.q = pair.logq.exp()
-    grad_q = None if grad_p is None else _nll_gradient(pair.q, target, term.cross_entropy)
+    if best is not None:
+        job.agreed[index].append((logq.argmax(-1) == best).sum())
+    q = logq.exp()
+    grad_q = None if grad_p is None else _nll_gradient(q, target, term.cross_entropy)
+    against = Pair(pair.logp, pair.p, logq, q)
     for name, factor, into_teacher in term.divergences:
-        value = DIVERGENCES[name](pair, factor, grad_q, grad_p if into_teacher else None)
+        value = DIVERGENCES[name](against, factor, grad_q, grad_p if into_teacher else None)
         job.divergence[index][name].append(value)
         total = total + factor * value
-    return total, grad_q
+    if grad_q is not None:
+        _back_through_head(grad_q, states, rows, weight, wanted, 1 + index, into_head=not job.detach_head)
+    return total
 
 
 def _nll_gradient(probabilities: Tensor, target: Tensor, factor: float) -> Tensor:

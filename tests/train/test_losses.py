@@ -65,22 +65,6 @@ def test_value_and_gradients_equal_the_plain_computation(name: str, into_teacher
         torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-11)
 
 
-def test_gradcheck_of_everything_together() -> None:
-    hidden, weight, bias, labels = inputs(1)
-    term = ExitTerm(0.5, (("forward", 0.3, True), ("reverse", 0.3, False), ("js", 0.2, True)))
-
-    def loss(final: Tensor, exit_: Tensor, head: Tensor, offset: Tensor) -> Tensor:
-        return chunked_exit_loss(final, [exit_], labels, head, offset, [term], chunk_tokens=7).total
-
-    # Where the teacher is detached a numerical derivative of the final states would see it, so leave them out.
-    assert torch.autograd.gradcheck(lambda e, b: loss(hidden[0].detach(), e, weight.detach(), b), (hidden[1], bias.detach()))
-    both = ExitTerm(0.5, (("forward", 0.3, True), ("reverse", 0.3, True), ("js", 0.2, True)))
-    assert torch.autograd.gradcheck(
-        lambda f, e, w, b: chunked_exit_loss(f, [e], labels, w, b, [both], chunk_tokens=7).total,
-        (hidden[0], hidden[1], weight, bias),
-    )
-
-
 def test_chunk_size_changes_nothing() -> None:
     hidden, weight, _, labels = inputs(1)
     term = [ExitTerm(0.5, (("forward", 0.3, True),))]
