@@ -85,6 +85,10 @@ class Session:
         starts = self.lengths if offset == 0 else [length + offset for length in self.lengths]
         return Window(self.geometry, starts, width)
 
+    def window_at(self, starts: list[int], width: int = 1) -> Window:
+        """Open a window of `width` positions at slots of the caller's choice, one a row."""
+        return Window(self.geometry, starts, width)
+
     def empty(self) -> Proposal:
         """Return a proposal that drafts nothing."""
         return Proposal(self.pending.new_empty((len(self.rows), 0)))
