@@ -1,0 +1,100 @@
+"""The evaluation command line: settings, mistakes, and the exit code of a report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ssd_infer.__main__ import exit_code, settings_of
+from ssd_infer.errors import ConfigError
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """Return a directory that looks like a checkpoint to the configuration."""
+    folder = tmp_path / "run" / "checkpoints" / "step-20"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"num_hidden_layers": 4}), encoding="utf-8")
+    return folder
+
+
+def row(status="ok", verdict="pass", claimed=True):
+    return {"status": status, "lossless": {"claimed": claimed, "verdict": verdict}}
+
+
+@pytest.mark.parametrize(
+    ("rows", "code"),
+    [
+        ([row(), row("not_applicable", "not_run")], 0),
+        ([row(), row(verdict="fail", claimed=False)], 0),
+        ([row(), row(verdict="fail")], 1),
+        ([row(), row(verdict="not_run")], 1),
+        ([row("failed", "not_run")], 1),
+    ],
+)
+def test_exit_code_asks_every_lossless_row(rows, code):
+    assert exit_code({"strategies": rows}) == code
+
+
+def test_defaults_and_draft_files(compose, checkpoint):
+    settings = settings_of(compose(f"checkpoint={checkpoint}", name="evaluate"))
+    assert (settings.draft, settings.tasks, settings.out) == ("all", ["auto"], None)
+    settings = settings_of(compose(f"checkpoint={checkpoint}", "draft=early_exit+ngram", name="evaluate"))
+    assert settings.draft == "early_exit+ngram"
+    settings = settings_of(
+        compose(f"checkpoint={checkpoint}", "draft=early_exit", "draft_params.exit_layer=3", name="evaluate")
+    )
+    assert settings.draft_params == {"exit_layer": 3, "gamma": "auto"}
+
+
+def test_all_mistakes_together(compose, checkpoint):
+    wrong = ("samples=0", "dtype=fp32", "tasks=[stdlib_prse]", "temperatures=[-1]", "top_p=0", "+typo=1")
+    with pytest.raises(ConfigError) as caught:
+        settings_of(compose(f"checkpoint={checkpoint}", *wrong, name="evaluate"))
+    keys = [problem.key for problem in caught.value.problems]
+    assert sorted(keys) == ["dtype", "samples", "tasks.0", "temperatures.0", "top_p", "typo"]
+    assert "did you mean 'stdlib_prose'?" in str(caught.value)
+
+
+def test_missing_checkpoint(evaluate, tmp_path):
+    result = evaluate("checkpoint=nowhere/step-3")
+    assert result.code == 2
+    assert (
+        "checkpoint: must be a directory with a config.json (got 'nowhere/step-3'); nowhere does not"
+        in result.err
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_directory_is_pointed_to_its_checkpoint(evaluate, checkpoint):
+    run = checkpoint.parents[1]
+    result = evaluate(f"checkpoint={run}")
+    assert result.code == 2
+    assert f"that is a run; try checkpoint={checkpoint}" in result.err
+
+
+def test_checkpoint_not_given(evaluate):
+    result = evaluate()
+    assert result.code == 2
+    assert "checkpoint: must be set (got '???'); add checkpoint=..." in result.err
+
+
+def test_unknown_draft_lists_the_known_ones(evaluate, checkpoint):
+    result = evaluate(f"checkpoint={checkpoint}", "draft=early_exi", "samples=0")
+    assert result.code == 2
+    assert "draft: there is no such option (got 'early_exi'); did you mean 'early_exit'?" in result.err
+    assert "samples: must be at least 1 (got 0)" in result.err
+
+
+def test_one_task_needs_no_brackets(evaluate, checkpoint):
+    result = evaluate(f"checkpoint={checkpoint}", "tasks=stdlib_prose,nothing", "temperatures=0", "samples=0")
+    assert result.err.splitlines()[0] == "Configuration: 2 problems"
+    assert "tasks.1: is not a task (got 'nothing')" in result.err
+
+
+def test_help(evaluate):
+    result = evaluate("--help")
+    assert result.code == 0
+    assert "python -m ssd_infer checkpoint=DIR" in result.out
