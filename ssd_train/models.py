@@ -17,6 +17,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import logging
 
 from ssd_infer.errors import CheckpointError, ConfigError, DataError, Problem, UnsupportedModelError
 from ssd_train.config.schema import HFModelConfig, LayerSkipConfig, ModelConfig, Root, ScratchModelConfig
@@ -164,6 +165,7 @@ def check_vocabulary(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBas
 
 def _pretrained(cfg: HFModelConfig, dtype: str) -> PreTrainedModel:
     check_weight_files(Path(cfg.name).expanduser())
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             cfg.name, revision=cfg.revision, trust_remote_code=cfg.trust_remote_code, dtype=_DTYPES[dtype]

@@ -76,15 +76,24 @@ def _fingerprint(cfg: DataConfig, source: TextSource, tokenizer: PreTrainedToken
 def _pack(source: TextSource, tokenizer: PreTrainedTokenizerBase, folder: Path) -> dict[str, int]:
     """Write both token files unless an earlier run has, and return their lengths in tokens."""
     meta = folder / "meta.json"
+    width = np.dtype(token_dtype(tokenizer)).itemsize
     if meta.exists():
-        sizes: dict[str, Any] = json.loads(meta.read_text(encoding="utf-8"))
-        return {name: int(count) for name, count in sizes.items()}
+        found: dict[str, Any] = json.loads(meta.read_text(encoding="utf-8"))
+        if all(_size(folder / f"{side}.bin") == int(count) * width for side, count in found.items()):
+            return {side: int(count) for side, count in found.items()}
+        logger.warning("data: %s is incomplete and is written again", folder)
+    for left_over in folder.glob("*.part"):  # of a process that was killed; the lock is ours now
+        left_over.unlink(missing_ok=True)
     counts = {
         "train": write_tokens(source.train(), tokenizer, folder / "train.bin"),
         "validation": write_tokens(source.validation(), tokenizer, folder / "validation.bin"),
     }
     write_json(meta, counts)
     return counts
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else -1
 
 
 def _split_blocks(

@@ -78,6 +78,8 @@ def _encode(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[i
     """Return the ids of each text without special tokens; the backend alone needs no offsets and is faster."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
+        backend.no_truncation()  # a tokenizer file may ask for both, which would cut text silently
+        backend.no_padding()
         return [item.ids for item in backend.encode_batch_fast(texts, add_special_tokens=False)]
     encoded: list[list[int]] = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
     return encoded

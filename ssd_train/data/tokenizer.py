@@ -113,18 +113,27 @@ def cached_bpe(
             )
         return tokenizer
     trained = train_bpe((item.text for item in source.train()), vocab_size, max_length)
-    directory.mkdir(parents=True, exist_ok=True)
-    trained.save_pretrained(directory)
-    mark.write_text(json.dumps({**identity, "vocabulary": vocabulary_hash(trained)}), encoding="utf-8")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        trained.save_pretrained(directory)
+        mark.write_text(json.dumps({**identity, "vocabulary": vocabulary_hash(trained)}), encoding="utf-8")
+    except OSError as error:
+        raise DataError(
+            f"output_root: the tokenizer cannot be written (got {directory}: {error.strerror}); free space or "
+            "set output_root to another disk"
+        ) from error
     again: PreTrainedTokenizerBase = PreTrainedTokenizerFast.from_pretrained(directory)
     return again
 
 
 def vocabulary_hash(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return a hash of what `tokenizer` does to text: the backend's whole description, or its vocabulary."""
+    """Return a hash of what `tokenizer` does to text; padding and truncation, set by each call, do not count."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    text: str = backend.to_str() if backend is not None else json.dumps(sorted(tokenizer.get_vocab().items()))
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    if backend is None:
+        described: object = sorted(tokenizer.get_vocab().items())
+    else:
+        described = {**json.loads(backend.to_str()), "truncation": None, "padding": None}
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def _sample(texts: Iterable[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import json
 import pickle
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import PreTrainedTokenizerFast
 
 from ssd_infer.errors import DataError
 from ssd_train import data
@@ -268,3 +270,43 @@ def test_the_embedded_corpus_builds_without_a_network(tmp_path: Path) -> None:
     assert len(text.tokenizer) == 1024
     assert len(text.train) > 1000
     assert len(text.validation) > 50
+
+
+def test_a_truncating_tokenizer_file_cuts_nothing(tmp_path: Path) -> None:
+    tokenizer = train_bpe(WORDS, 300, 64)
+    before = vocabulary_hash(tokenizer)
+    tokenizer.backend_tokenizer.enable_truncation(4)
+    tokenizer.backend_tokenizer.enable_padding(length=50)
+    assert vocabulary_hash(tokenizer) == before
+    write_tokens(iter([Passage(WORDS[0])]), tokenizer, tmp_path / "t.bin")
+    ids = np.fromfile(tmp_path / "t.bin", dtype=token_dtype(tokenizer))
+    assert tokenizer.decode(ids.tolist()) == WORDS[0] + "<|end|>"
+
+
+def test_a_damaged_cache_is_written_again(tmp_path: Path) -> None:
+    cfg = root(tmp_path, local(tmp_path, WORDS))
+    first = build(cfg)
+    expected = stream(first.train)
+    first.train.path.write_bytes(b"cut short")
+    (first.train.path.parent / "train.1234.part").write_bytes(b"left over")
+    assert stream(build(cfg).train) == expected
+    assert not list(first.train.path.parent.glob("*.part"))
+
+
+def test_callers_at_the_same_time_get_the_same_data(tmp_path: Path) -> None:
+    cfg = root(tmp_path, local(tmp_path, WORDS))
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        built = list(pool.map(lambda _: build(cfg), range(4)))
+    assert len({str(item.train.path) for item in built}) == 1
+    assert all(stream(item.train) == stream(built[0].train) for item in built)
+
+
+def test_a_tokenizer_that_cannot_be_saved_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(PreTrainedTokenizerFast, "save_pretrained", full)
+    with pytest.raises(DataError, match=r"output_root: .*No space left"):
+        build(root(tmp_path, local(tmp_path, WORDS)))
