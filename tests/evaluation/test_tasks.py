@@ -1,0 +1,85 @@
+"""Prompt sets: deterministic, held out, cut to length, and readable errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ssd_infer.errors import ConfigError, DataError
+from ssd_infer.evaluation.tasks import build_tasks, calibration_prompts, held_out_ids
+from ssd_infer.evaluation.tasks.stdlib_corpus import documents
+
+
+class Letters:
+    """A tokenizer of one id a character, with an end mark."""
+
+    eos_token_id = 0
+
+    def __call__(self, text: str) -> dict[str, list[int]]:
+        return {"input_ids": [*(ord(char) for char in text), 0]}
+
+
+def text_of(ids: list[int]) -> str:
+    return "".join(map(chr, ids))
+
+
+def test_auto_is_code_and_prose_and_repeats_exactly() -> None:
+    first = build_tasks(["auto"], Letters(), 5, 40, seed=0)
+    again = build_tasks(["auto", "stdlib_code"], Letters(), 5, 40, seed=0)
+    assert [task.name for task in first] == ["stdlib_code", "stdlib_prose"]
+    assert [task.sha256 for task in first] == [task.sha256 for task in again]
+    assert all(len(prompt) == 40 for task in first for prompt in task.prompts)
+    assert all(len(task.prompts) == 5 for task in first)
+    assert build_tasks(["auto"], Letters(), 5, 40, seed=1)[0].sha256 != first[0].sha256
+
+
+def test_prompts_come_from_test_documents_and_calibration_from_validation() -> None:
+    tasks = build_tasks(["stdlib_code"], Letters(), 4, 40, seed=0)
+    held_out = [document.text for document in documents("test", "code")]
+    training = "\0".join(document.text for document in documents("train", "code"))
+    for prompt in tasks[0].prompts:
+        assert any(text_of(prompt) in text for text in held_out)
+    validation = [document.text for document in documents("validation", "code")]
+    calibration = calibration_prompts(tasks, Letters(), 3, 40)
+    assert len(calibration) == 3 and all(any(text_of(prompt) in text for text in validation) for prompt in calibration)
+    assert sum(text_of(prompt) in training for prompt in tasks[0].prompts) == 0
+
+
+def test_held_out_windows_are_test_text() -> None:
+    source, windows = held_out_ids(build_tasks(["auto"], Letters(), 2, 20, 0), Letters(), 400, 100)
+    assert "test split" in source and [len(window) for window in windows] == [100] * 4
+
+
+def test_file_prompts_as_text_ids_and_paragraphs(tmp_path: Path) -> None:
+    lines = [{"prompt": "abc"}, {"text": "de"}, {"ids": [7, 8, 9]}]
+    path = tmp_path / "p.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
+    task = build_tasks([f"file:{path}"], Letters(), 9, 2, seed=0)[0]
+    assert task.prompts == [[98, 99], [100, 101], [8, 9]]
+    plain = tmp_path / "p.txt"
+    plain.write_text("ab\n\ncd\n")
+    assert [text_of(p).strip() for p in build_tasks([f"file:{plain}"], Letters(), 1, 9, 0)[0].prompts] == ["ab"]
+    assert calibration_prompts([task], Letters(), 2, 2) == [[8, 9], [100, 101]]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [("", "holds no prompt"), ("{", "line 1 is no JSON"), ('{"other": 1}', "line 1 has none of"), (None, "cannot read")],
+)
+def test_unusable_files_say_what_is_wrong(tmp_path: Path, content: str | None, said: str) -> None:
+    path = tmp_path / "p.jsonl"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(DataError, match=said):
+        build_tasks([f"file:{path}"], Letters(), 2, 9, 0)
+
+
+def test_unknown_task_and_missing_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tasks: must be auto.*gsm8k"):
+        build_tasks(["gsm8k"], Letters(), 2, 9, 0)
+    with pytest.raises(ConfigError):
+        build_tasks([], Letters(), 2, 9, 0)
+    with pytest.raises(DataError, match="no tokenizer"):
+        build_tasks(["stdlib_code"], None, 2, 9, 0)

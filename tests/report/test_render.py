@@ -1,0 +1,151 @@
+"""Markdown, page and terminal: from JSON only, byte-stable, and safe against what a checkpoint calls itself."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+from rich.console import Console
+
+from ssd_infer.report.charts import draw_charts
+from ssd_infer.report.definitions import DEFINITIONS
+from ssd_infer.report.format import bytes_text, interval, markdown, number, params_text, percent, times
+from ssd_infer.report.html import render_html
+from ssd_infer.report.markdown import render_markdown
+from ssd_infer.report.terminal import print_report
+from tests.report.sample import HOSTILE, absent_row, sample_report
+
+
+class Tags(HTMLParser):
+    """Collect tags, attributes and text of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.words: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("src", "href") or name.startswith("on")]
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+def parse(page: str) -> Tags:
+    tags = Tags()
+    tags.feed(page)
+    return tags
+
+
+def test_rendering_is_byte_stable_and_needs_json_only() -> None:
+    report = sample_report()
+    again = json.loads(json.dumps(report))
+    assert render_markdown(report).encode() == render_markdown(again).encode()
+    assert render_html(report).encode() == render_html(again).encode()
+
+
+def test_markdown_holds_the_figures_and_every_definition() -> None:
+    text = render_markdown(sample_report())
+    assert "| early_exit:ngram | E=2, γ=3 | pass | 174.6 | 1.94× | 1.87–2.00 | 1.99× |" in text
+    assert "early_exit:ngram decodes 1.94 times as fast as plain decoding (lossless)." in text
+    for name, _ in DEFINITIONS:
+        assert f"| {name} |" in text
+
+
+def test_every_row_appears_with_its_reason() -> None:
+    report = sample_report()
+    report["strategies"][-1] = absent_row("ctc_draft", "failed", "RuntimeError: the | broke")
+    for text in (render_markdown(report), render_html(report)):
+        for row in report["strategies"]:
+            assert row["name"] in text
+        assert "this checkpoint has no experts" in text
+    assert "RuntimeError: the \\| broke" in render_markdown(report)
+    assert "failed" in render_html(report)
+
+
+def test_every_markdown_table_line_has_its_heads_number_of_cells() -> None:
+    report = sample_report(HOSTILE)
+    report["verdict"]["warnings"] = [HOSTILE]
+    width = None
+    for line in render_markdown(report).splitlines():
+        if not line.startswith("|"):
+            width = None
+            continue
+        cells = len(re.findall(r"(?<!\\)\|", line))
+        width = width or cells
+        assert cells == width, line
+
+
+def test_hostile_strings_stay_text() -> None:
+    report = sample_report(HOSTILE)
+    report["verdict"]["warnings"] = [HOSTILE]
+    report["identity"]["recipe"] = HOSTILE
+    report["strategies"][-1]["reason"] = HOSTILE
+    report["peers"][1]["extra"]["reason"] = HOSTILE
+    report["protocol"]["tasks"][0]["name"] = HOSTILE
+    report["environment"]["cpu"] = '"><img src=x onerror=alert(1)>'
+    page = parse(render_html(report))
+    assert "script" not in page.tags
+    assert page.links and all(link.startswith("data:image/svg+xml;base64,") for link in page.links)
+    assert any('<script>alert("x")</script>' in word for word in page.words)
+    text = render_markdown(report)
+    assert "<script" not in text and "[link](" not in text.replace("\\[link\\](", "")
+
+
+def test_plots_survive_hostile_names() -> None:
+    report = sample_report()
+    report["peers"][0]["name"] = HOSTILE
+    for chart in draw_charts(report):
+        assert "<script" not in chart.svg.replace("&lt;script", "")
+
+
+def test_page_embeds_every_plot_and_loads_nothing() -> None:
+    page = render_html(sample_report())
+    images = re.findall(r'src="data:image/svg\+xml;base64,([^"]+)"', page)
+    assert len(images) == 5
+    assert all(base64.b64decode(image).startswith(b"<?xml") for image in images)
+    assert "http://" not in re.sub(r'src="[^"]+"', "", page) and "https://" not in page
+
+
+def test_plots_are_left_out_without_data() -> None:
+    report = sample_report()
+    report["quality"] = {"exits": [], "reason": "not a language model"}
+    report["strategies"] = [absent_row(row["name"]) for row in report["strategies"]]
+    report["verdict"] |= {"best_strategy": None, "best_params": None, "speedup": None}
+    assert [chart.title for chart in draw_charts(report)] == ["Speedup over the fastest plain decoding"]
+    assert "not a language model" in render_html(report) and "not a language model" in render_markdown(report)
+
+
+def test_failed_losslessness_is_shouted() -> None:
+    report = sample_report()
+    report["strategies"][1]["lossless"]["verdict"] = "fail"
+    assert "NOT lossless" in render_markdown(report)
+    assert 'class="hero bad"' in render_html(report)
+
+
+def test_terminal_shows_rows_peers_reasons_and_the_page(tmp_path: object) -> None:
+    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
+    print_report(sample_report(), tmp_path, console)  # type: ignore[arg-type]
+    text = console.export_text()
+    for word in ("early_exit:ngram", "1.87–2.00", "prompt_lookup", "ssd_plain", "this checkpoint has no experts", "report.html"):
+        assert word in text
+
+
+@pytest.mark.parametrize(
+    ("made", "wanted"),
+    [
+        (number(1.005, 2), "1.00"), (number(None), "–"), (number(float("nan")), "–"), (times(1.6), "1.60×"), (times(None), "–"),
+        (interval([1.0, 2.0]), "1.00–2.00"), (interval(None), "–"), (percent(0.456), "46 %"), (bytes_text(None), "–"),
+        (bytes_text(512), "512 B"), (bytes_text(3 * 2**20), "3.0 MiB"), (params_text({}), "–"),
+        (params_text({"exit_layer": 2, "gamma": 3, "confidence": 0.0}), "E=2, γ=3"),
+        (params_text({"skip_mlp": list(range(9))}), "skip_mlp=[9 items]"),
+        (markdown("early_exit a_b _c_"), "early_exit a_b \\_c\\_"), (markdown("a\nb\x00c"), "a b c"),
+    ],
+)  # fmt: skip
+def test_formats(made: str, wanted: str) -> None:
+    assert made == wanted

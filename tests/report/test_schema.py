@@ -1,0 +1,116 @@
+"""The report's contract: what is valid, and which violations are named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ssd_infer.report.rows import exit_code, headline
+from ssd_infer.report.schema import FAMILIES, ReportError, base_name, load_schema, validate, violations
+from tests.report.sample import absent_row, measured_row, sample_report
+
+Change = Callable[[dict[str, Any]], Any]
+
+
+def test_sample_is_valid_and_schema_is_json() -> None:
+    validate(sample_report())
+    assert json.loads(json.dumps(load_schema()))["title"] == "Checkpoint report"
+
+
+def test_contract_keys_are_exactly_those_of_the_design() -> None:
+    properties = load_schema()["properties"]
+    assert set(load_schema()["required"]) == {
+        "schema_version", "identity", "environment", "protocol", "baselines", "peers", "strategies", "quality", "verdict",
+    }  # fmt: skip
+    row = properties["strategies"]["items"]
+    assert set(row["required"]) == {
+        "name", "family", "params", "status", "reason", "lossless", "acceptance", "speed", "cost", "memory", "extra", "per_task",
+    }  # fmt: skip
+    assert set(row["properties"]["acceptance"]["required"]) == {
+        "rounds", "drafted", "accepted", "alpha", "tau", "histogram", "per_position",
+    }  # fmt: skip
+    assert set(properties["identity"]["required"]) == {
+        "checkpoint", "weights_sha256", "recipe", "step", "config", "command", "git",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda r: r.pop("quality"), "'quality' is a required property"),
+        (lambda r: r.update(surprise=1), "surprise"),
+        (lambda r: r["strategies"][0]["lossless"].update(verdict=""), "verdict"),
+        (lambda r: r["strategies"][0].update(status="skipped"), "skipped"),
+        (lambda r: r["strategies"][0]["acceptance"].update(alpha=1.2), "1.2 is greater than the maximum"),
+        (lambda r: r["strategies"][3].update(reason=None), "None is not of type 'string'"),
+        (lambda r: r["strategies"][3].update(reason=""), "reason"),
+        (lambda r: r["strategies"][0]["speed"].update(speedup=None), "speedup"),
+        (lambda r: r["strategies"][0].update(name="early_exit:<b>"), "does not match"),
+        (lambda r: r["strategies"].append(measured_row("early_exit", 1.0, 0.1)), "appears twice"),
+        (lambda r: r["strategies"].__setitem__(8, absent_row("swift:x")), "row 'ctc_draft' is missing"),
+        (lambda r: r["strategies"][0]["acceptance"].update(accepted=999), "more tokens accepted than drafted"),
+        (lambda r: r["strategies"][0]["acceptance"].update(rounds=7), "histogram does not add up"),
+        (lambda r: r["strategies"][0].update(family="ctc_draft"), "must be skip_layer"),
+    ],
+)
+def test_violation_is_named(change: Change, said: str) -> None:
+    report = sample_report()
+    change(report)
+    found = violations(report)
+    assert any(said in line for line in found), found
+    with pytest.raises(ReportError):
+        validate(report)
+
+
+def test_all_violations_come_together() -> None:
+    report = sample_report()
+    report["environment"].pop("cpu")
+    report["protocol"]["repeats"] = 0
+    with pytest.raises(ReportError, match=r"environment(.|\n)*protocol\.repeats"):
+        validate(report)
+
+
+def test_every_family_name_is_known() -> None:
+    assert list(FAMILIES) == [
+        "early_exit", "skip_set", "swift", "reduced_experts", "sparse_attention", "fewer_steps", "ctc_draft",
+    ]  # fmt: skip
+    assert base_name("early_exit:ngram:t1") == "early_exit"
+
+
+@pytest.mark.parametrize(
+    ("row", "code"),
+    [
+        (measured_row("swift", 1.2, 0.5), 0),
+        (measured_row("swift", 1.2, 0.5, lossless={"claimed": True, "verdict": "fail", "detail": "x"}), 1),
+        (measured_row("swift", 1.2, 0.5, lossless={"claimed": True, "verdict": "not_run", "detail": "x"}), 1),
+        (measured_row("swift", 1.2, 0.5, lossless={"claimed": False, "verdict": "fail", "detail": "x"}), 0),
+        (absent_row("swift"), 0),
+        (absent_row("swift", "failed", "RuntimeError: broken"), 1),
+    ],
+)
+def test_exit_code_follows_lossless_rows(row: dict[str, Any], code: int) -> None:
+    report = sample_report()
+    report["strategies"] = [measured_row("early_exit", 1.5, 0.6), row]
+    assert exit_code(report) == code
+
+
+@pytest.mark.parametrize(
+    ("speedup", "ci95", "said"),
+    [(1.5, [1.4, 1.6], "1.50 times"), (1.1, [0.9, 1.3], "interval reaches 1"), (0.9, [0.8, 1.0], "No draft pays")],
+)
+def test_headline_promises_no_more_than_the_interval(speedup: float, ci95: list[float], said: str) -> None:
+    report = sample_report()
+    row = measured_row("early_exit", speedup, 0.6)
+    row["speed"]["ci95"] = ci95
+    report["strategies"] = [row]
+    report["verdict"]["best_strategy"] = "early_exit"
+    assert said in headline(report)
+
+
+def test_headline_without_any_measurement() -> None:
+    report = sample_report()
+    report["verdict"]["best_strategy"] = None
+    assert "No draft strategy could be measured" in headline(report)
