@@ -1,0 +1,111 @@
+"""The store on its own: atomic, verified, pruned, ranked."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+
+import pytest
+
+from ssd_infer.errors import CheckpointError
+from ssd_train.checkpoints import CheckpointStore, damage, require_space
+
+
+def write(directory: Path) -> None:
+    (directory / "weights.bin").write_bytes(b"12345678")
+    (directory / "ssd.json").write_text('{"step": 0}')
+
+
+def save(store: CheckpointStore, step: int, tau: float | None = None, loss: float = 1.0) -> None:
+    store.save(step, write, main=True, wait=lambda: None)
+    if tau is not None:
+        store.annotate(step, {"tau_sim": tau, "validation_loss": loss})
+
+
+def test_a_saved_checkpoint_is_complete_and_intact(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, 2)
+    assert store.latest() is None
+    save(store, 10)
+    save(store, 9)
+    assert store.steps() == [9, 10]
+    assert store.latest() == tmp_path / "checkpoints" / "step-10"
+    assert damage(store.path(10)) is None
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "complaint"),
+    [
+        ("weights.bin", b"1234567", "has 7 bytes instead of 8"),
+        ("weights.bin", b"12345679", "does not have the hash"),
+        ("weights.bin", None, "weights.bin is missing"),
+        ("ssd_manifest.json", b"{", "no readable ssd_manifest.json"),
+        ("ssd.json", b"", "no readable ssd.json"),
+    ],
+)
+def test_damage_is_named(tmp_path: Path, file: str, content: bytes | None, complaint: str) -> None:
+    store = CheckpointStore(tmp_path, 2)
+    save(store, 1)
+    if content is None:
+        (store.path(1) / file).unlink()
+    else:
+        (store.path(1) / file).write_bytes(content)
+    assert complaint in str(damage(store.path(1)))
+    with pytest.raises(CheckpointError, match="resume=never"):
+        store.latest()
+    save(store, 1)
+    assert store.latest() == store.path(1)
+
+
+def test_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, 2)
+    for step, tau in ((1, 1.5), (2, 2.5), (3, 2.0), (4, 2.1), (5, 2.2)):
+        save(store, step, tau)
+    assert store.steps() == [2, 4, 5]
+    assert store.best() == store.path(2)
+    best = json.loads((tmp_path / "best.json").read_text())
+    assert (best["step"], best["metric"], best["value"]) == (2, "tau_sim", 2.5)
+    assert not list(store.directory.glob(".*"))
+
+
+def test_keep_last_zero_keeps_all(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, 0)
+    for step in range(5):
+        save(store, step, 1.0)
+    assert store.steps() == [0, 1, 2, 3, 4]
+
+
+def test_a_checkpoint_with_a_much_higher_loss_cannot_be_the_best(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, 0)
+    for step, tau, loss in ((1, 4.9, 6.0), (2, 2.0, 3.0), (3, 2.4, 3.05), (4, 2.6, 3.2)):
+        save(store, step, tau, loss)
+    assert store.best() == store.path(3)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), RuntimeError("No space left on device (os error 28)")])
+def test_a_full_disk_is_explained_and_nothing_half_written_stays(tmp_path: Path, error: Exception) -> None:
+    store = CheckpointStore(tmp_path, 2)
+    save(store, 1)
+
+    def fail(directory: Path) -> None:
+        write(directory)
+        raise error
+
+    with pytest.raises(CheckpointError, match=r"no space left on the disk; the last one, .*step-1, is untouched; free some"):
+        store.save(2, fail, main=True, wait=lambda: None)
+    assert [path.name for path in store.directory.iterdir()] == ["step-1"]
+    assert damage(store.path(1)) is None
+
+
+def test_any_other_failure_keeps_its_reason(tmp_path: Path) -> None:
+    def fail(_directory: Path) -> None:
+        raise ValueError("odd tensor")
+
+    with pytest.raises(CheckpointError, match="ValueError: odd tensor; there is no earlier one"):
+        CheckpointStore(tmp_path, 2).save(2, fail, main=True, wait=lambda: None)
+
+
+def test_space_is_asked_for_before_writing(tmp_path: Path) -> None:
+    require_space(tmp_path, 1)
+    with pytest.raises(OSError, match="needs about"):
+        require_space(tmp_path, 1 << 60)

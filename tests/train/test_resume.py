@@ -1,0 +1,183 @@
+"""A run that was stopped, killed or damaged goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from ssd_infer.errors import CheckpointError, ConfigError, SSDError
+from ssd_train import checkpoints, run
+from ssd_train.config.schema import LayerSkipConfig, Root
+from tests.train.support import in_processes, tiny_root, train_until_killed, with_train
+
+CLOCK = "seconds_per_step"
+
+
+def curve(run_dir: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name != CLOCK} for line in lines]
+
+
+def weights(run_dir: Path, step: int) -> dict[str, torch.Tensor]:
+    return load_file(run_dir / "checkpoints" / f"step-{step}" / "model.safetensors")
+
+
+def assert_same_run(first: Path, second: Path, step: int = 8) -> None:
+    """Assert that both runs logged bit-identical curves and ended in bit-identical weights."""
+    assert curve(first) == curve(second)
+    for name, value in weights(first, step).items():
+        assert torch.equal(value, weights(second, step)[name]), name
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return an uninterrupted run, logging every second and saving every third of eight steps."""
+    return run.train(tiny_root(tmp_path_factory.mktemp("whole")))
+
+
+def test_the_uninterrupted_run_is_what_the_others_are_compared_with(whole: Path) -> None:
+    lines = curve(whole)
+    assert [line["step"] for line in lines] == [2, 3, 4, 6, 8]
+    assert lines[0]["loss"] > lines[-1]["loss"]
+    terms = {name for line in lines for name in line}
+    assert {"exit_2_loss", "exit_3_forward", "eval_exit_1_agreement", "eval_tau_sim"} <= terms
+
+
+# Step 3 falls between two log lines and both inside a rotation period and a warm-up, so every kind of state matters.
+@pytest.mark.parametrize("stop", [3, 6])
+def test_stopping_and_repeating_the_command_changes_nothing(whole: Path, tmp_path: Path, stop: int, monkeypatch: Any) -> None:
+    cfg = tiny_root(tmp_path)
+    save = checkpoints.CheckpointStore.annotate
+
+    def interrupted(self: checkpoints.CheckpointStore, step: int, values: dict[str, Any]) -> None:
+        save(self, step, values)
+        if step == stop:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoints.CheckpointStore, "annotate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run.train(cfg)
+    monkeypatch.undo()
+    torch.manual_seed(12345)
+    assert_same_run(whole, run.train(cfg))
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(("where", "step", "intact"), [("step", 4, [3]), ("save", 6, [3]), ("save", 3, [])])
+def test_a_kill_at_any_moment_changes_nothing(whole: Path, tmp_path: Path, where: str, step: int, intact: list[int]) -> None:
+    cfg = tiny_root(tmp_path)
+    assert in_processes(train_until_killed, (cfg, where, step)) == [-signal.SIGKILL]
+    store = checkpoints.CheckpointStore(cfg.run_dir, 3)
+    assert store.steps() == intact
+    assert bool(list(store.directory.glob(".partial-*"))) == (where == "save")
+    assert_same_run(whole, run.train(cfg))
+    assert not list(store.directory.glob(".*"))
+
+
+def copied(whole: Path, tmp_path: Path) -> tuple[Root, Path]:
+    """Return a configuration whose run directory is a copy of the finished run."""
+    cfg = tiny_root(tmp_path)
+    cfg.data = replace(cfg.data, path=str(whole.parents[2] / "text.txt"))
+    shutil.copytree(whole, cfg.run_dir)
+    return cfg, cfg.run_dir
+
+
+def test_a_damaged_checkpoint_is_passed_over_aloud(whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cfg, run_dir = copied(whole, tmp_path)
+    file = run_dir / "checkpoints" / "step-8" / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    (run_dir / "checkpoints" / "step-6" / "optimizer.pt").unlink()
+    assert_same_run(whole, run.train(cfg))
+    assert "step-8: model.safetensors does not have the hash" in caplog.text
+    assert "step-6: optimizer.pt is missing; continuing from step 3" in caplog.text
+
+
+def test_no_intact_checkpoint_is_an_error_and_nothing_is_overwritten(whole: Path, tmp_path: Path) -> None:
+    cfg, run_dir = copied(whole, tmp_path)
+    for step in (3, 6, 8):
+        (run_dir / "checkpoints" / f"step-{step}" / "config.json").write_text("{}")
+    before = (run_dir / "metrics.jsonl").read_bytes()
+    with pytest.raises(CheckpointError, match="no checkpoint of this run is intact"):
+        run.train(cfg)
+    assert (run_dir / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_finished_run_is_left_alone(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cfg, run_dir = copied(whole, tmp_path)
+    run.train(cfg)
+    assert "nothing to train" in capsys.readouterr().out
+    assert_same_run(whole, run_dir)
+
+
+def test_other_settings_are_another_run(whole: Path, tmp_path: Path) -> None:
+    cfg, run_dir = copied(whole, tmp_path)
+    assert isinstance(cfg.recipe, LayerSkipConfig)
+    other = with_train(cfg, learning_rate=1e-3, logging_steps=5)
+    other.recipe = replace(cfg.recipe, early_exit=replace(cfg.recipe.early_exit, e_scale=0.9))
+    before = (run_dir / "config.yaml").read_bytes()
+    with pytest.raises(ConfigError) as caught:
+        run.train(other)
+    assert {problem.key for problem in caught.value.problems} == {"train.learning_rate", "recipe.early_exit.e_scale"}
+    assert "another run_name" in str(caught.value)
+    assert (run_dir / "config.yaml").read_bytes() == before
+
+
+def test_a_run_can_be_made_longer_and_its_cadence_changed(whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cfg, run_dir = copied(whole, tmp_path)
+    run.train(with_train(cfg, max_steps=10, logging_steps=1, save_steps=1, eval_batches=1, keep_last=1))
+    assert [line["step"] for line in curve(run_dir)][-3:] == [8, 9, 10]
+    assert curve(run_dir)[:-2] == curve(whole)
+    assert "train.max_steps was 8 and is now 10" in caplog.text
+
+
+def test_resume_never_starts_anew_and_keeps_the_old_run(whole: Path, tmp_path: Path) -> None:
+    cfg, run_dir = copied(whole, tmp_path)
+    run.train(replace(with_train(cfg, max_steps=2, learning_rate=1e-3), resume="never"))
+    assert checkpoints.CheckpointStore(run_dir, 0).steps() == [2]
+    assert_same_run(whole, run_dir.with_name("default.previous-1"))
+
+
+def test_a_validation_cut_off_by_a_kill_is_made_up_for(whole: Path, tmp_path: Path) -> None:
+    cfg, run_dir = copied(whole, tmp_path)
+    shutil.rmtree(run_dir / "checkpoints" / "step-8")
+    record = run_dir / "checkpoints" / "step-6" / "ssd.json"
+    complete = json.loads(record.read_text())
+    record.write_text(json.dumps({name: complete[name] for name in complete if name not in ("tau_sim", "exit_agreement")}))
+    assert_same_run(whole, run.train(cfg))
+    assert json.loads(record.read_text())["exit_agreement"] == complete["exit_agreement"]
+
+
+def test_two_commands_do_not_share_a_run_directory(tmp_path: Path) -> None:
+    cfg = tiny_root(tmp_path)
+    with run._locked(cfg.run_dir), pytest.raises(SSDError, match="another process is training"):
+        run.train(cfg)
+
+
+def test_a_full_disk_leaves_the_previous_checkpoint_intact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = tiny_root(tmp_path)
+    room = shutil.disk_usage(tmp_path)
+    seal = checkpoints.seal
+
+    def fill(directory: Path) -> None:
+        seal(directory)
+        if directory.name.endswith("step-3"):
+            monkeypatch.setattr(shutil, "disk_usage", lambda _path: room._replace(free=0))
+
+    monkeypatch.setattr(checkpoints, "seal", fill)
+    with pytest.raises(CheckpointError, match=r"step 6 .*no space left on the disk.*step-3, is untouched"):
+        run.train(cfg)
+    monkeypatch.undo()
+    store = checkpoints.CheckpointStore(cfg.run_dir, 3)
+    assert store.steps() == [3]
+    assert store.latest() == store.path(3)
+    assert not list(store.directory.glob(".*"))
