@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from ssd_infer import drafts
-from ssd_infer.drafts.base import Drafter, DraftParams, Resolved
-from ssd_infer.engine.loop import Decoding
+from ssd_infer.drafts.base import DraftParams, Resolved
+from ssd_infer.engine.bridge import unpad
+from ssd_infer.engine.loop import decode
 from ssd_infer.engine.sampling import Sampler, SamplingParams
-from ssd_infer.engine.session import open_session
 from ssd_infer.engine.stats import Stats
 from ssd_infer.engine.stopping import StopRule
 from ssd_infer.engine.target import Target
@@ -72,15 +72,16 @@ def generate(
     target = Target.of(module)
     _check_vocabulary(prompts, target)
     strategy = None if draft is None else drafts.get(draft)
-    resolved = _resolve(strategy, target, draft_params, prompts, do_sample)
+    resolved = Resolved(None) if strategy is None else strategy.settle(target, draft_params, prompts, do_sample)
     if resolved.params is None:
         strategy = None
     stop = StopRule.of(_eos(module, eos_token_id), stop_sequences)
     was_training = module.training
     module.eval()
     try:
-        sequences, stats = _decode(target, prompts, strategy, resolved.params, max_new_tokens,
-                                   Sampler(sampling, target.device, seed), stop, _emitter(streamer, len(prompts)))
+        sampler = Sampler(sampling, target.device, seed)
+        emit = _emitter(streamer, len(prompts))
+        sequences, stats = decode(target, prompts, strategy, resolved.params, max_new_tokens, sampler, stop, emit)
     finally:
         module.train(was_training)
     if hasattr(streamer, "end"):
@@ -89,39 +90,15 @@ def generate(
     return GenerateOutput(sequences, stats, None if strategy is None else strategy.name, settled, resolved.note)
 
 
-def _decode(target: Target, prompts: list[list[int]], strategy: type[Drafter] | None, params: DraftParams | None,
-            max_new_tokens: int, sampler: Sampler, stop: StopRule,
-            emit: Callable[[int, list[int]], None] | None) -> tuple[list[list[int]], Stats]:
-    """Open a session and run the loop over it."""
-    max_draft = 0 if strategy is None or params is None else strategy.max_draft(params)
-    session = open_session(target, prompts, max_new_tokens, max_draft, sampler)
-    drafter = None if strategy is None or params is None else strategy(session, params)
-    stats = Stats.empty(len(prompts))
-    return Decoding(session, drafter, stop, stats, emit).run(), stats
-
-
-def _resolve(strategy: type[Drafter] | None, target: Target, raw: Mapping[str, Any] | None,
-             prompts: list[list[int]], do_sample: bool) -> Resolved:
-    if strategy is None:
-        return Resolved(None)
-    reason = strategy.applicable(target)
-    if reason is not None:
-        raise ConfigError([Problem("draft", f"does not apply to this model: {reason}", strategy.name)])
-    return strategy.resolve(target, strategy.parse(raw, target), prompts, do_sample)
-
-
 def _rows(input_ids: Prompts, attention_mask: Tensor | None) -> list[list[int]]:
     """Return each prompt as a list of ids, its padding removed."""
     if not isinstance(input_ids, Tensor):
         return [row.tolist() if isinstance(row, Tensor) else list(row) for row in input_ids]
     table = input_ids.unsqueeze(0) if input_ids.dim() == 1 else input_ids
-    if attention_mask is None:
-        return [list(row) for row in table.tolist()]
-    if attention_mask.shape != table.shape:
+    if attention_mask is not None and attention_mask.shape != table.shape:
         rule = f"must have the shape of input_ids, {tuple(table.shape)}"
         raise ConfigError([Problem("attention_mask", rule, tuple(attention_mask.shape))])
-    pairs = zip(table.tolist(), attention_mask.tolist(), strict=True)
-    return [[token for token, real in zip(row, mask, strict=True) if real] for row, mask in pairs]
+    return unpad(table, attention_mask)
 
 
 def _check(prompts: list[list[int]], max_new_tokens: int, draft: str | None, params: Mapping[str, Any] | None,

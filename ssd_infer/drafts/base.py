@@ -93,6 +93,14 @@ class Drafter(ABC):
         return Resolved(params)
 
     @classmethod
+    def settle(cls, target: Target, raw: Mapping[str, Any] | None, prompts: list[list[int]], do_sample: bool) -> Resolved:
+        """Check that the strategy applies, parse `draft_params`, and resolve every `auto` (ConfigError otherwise)."""
+        reason = cls.applicable(target)
+        if reason is not None:
+            raise ConfigError([Problem("draft", f"does not apply to this model: {reason}", cls.name)])
+        return cls.resolve(target, cls.parse(raw, target), prompts, do_sample)
+
+    @classmethod
     def parse(cls, raw: Mapping[str, Any] | None, target: Target) -> DraftParams:
         """Build typed parameters from `draft_params`; raises ConfigError with all problems together."""
         raw = dict(raw or {})

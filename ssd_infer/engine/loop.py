@@ -11,12 +11,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ssd_infer.drafts.base import Drafter
+from ssd_infer.drafts.base import Drafter, DraftParams
 from ssd_infer.engine.acceptance import accept
 from ssd_infer.engine.clock import Clock
-from ssd_infer.engine.session import Feedback, Proposal, Session
+from ssd_infer.engine.sampling import Sampler
+from ssd_infer.engine.session import Feedback, Proposal, Session, open_session
 from ssd_infer.engine.stats import Stats
 from ssd_infer.engine.stopping import StopRule
+from ssd_infer.engine.target import Target
 from ssd_infer.engine.window import Window
 
 Emit = Callable[[int, list[int]], None]
@@ -135,3 +137,14 @@ class Decoding:
                 session.keep_rows(going)
             else:
                 session.rows = []
+
+
+def decode(target: Target, prompts: list[list[int]], strategy: type[Drafter] | None, params: DraftParams | None,
+           max_new_tokens: int, sampler: Sampler, stop: StopRule, emit: Emit | None = None) -> tuple[list[list[int]], Stats]:
+    """Open a session for `prompts` and decode it; `params=None` decodes plainly. Return new tokens and statistics."""
+    stats = Stats.empty(len(prompts))
+    if strategy is None or params is None:
+        session = open_session(target, prompts, max_new_tokens, 0, sampler)
+        return Decoding(session, None, stop, stats, emit).run(), stats
+    session = open_session(target, prompts, max_new_tokens, strategy.max_draft(params), sampler)
+    return Decoding(session, strategy(session, params), stop, stats, emit).run(), stats

@@ -78,7 +78,9 @@ class Target:
         """Return the tables for a decoding that never exceeds `capacity` slots a row."""
         rope = getattr(self.config, "rope_parameters", None) or {}
         fixed = rope.get("rope_type", "default") in _FIXED_ROPE
-        return Geometry(capacity, self.dtype, self.device, self._rotary_at, rotary_is_table=fixed, band=_BAND)
+        implicit = getattr(self.config, "_attn_implementation", None) == "sdpa"
+        return Geometry(capacity, self.dtype, self.device, self._rotary_at, rotary_is_table=fixed,
+                        implicit_causal=implicit, band=_BAND)
 
     def new_cache(self, batch: int, capacity: int) -> RowCache:
         """Return an empty cache for `batch` rows of at most `capacity` slots."""

@@ -19,8 +19,12 @@ class Geometry:
     """
 
     def __init__(self, capacity: int, dtype: torch.dtype, device: torch.device, rotary: Callable[[Tensor], Rotary],
-                 *, rotary_is_table: bool, band: int) -> None:
-        """Prepare tables for `capacity` slots; `band` is the widest window that gets its mask as a view."""
+                 *, rotary_is_table: bool, implicit_causal: bool, band: int) -> None:
+        """Prepare tables for `capacity` slots; `band` is the widest window that gets its mask as a view.
+
+        `implicit_causal`: the attention backend is causal by itself when it gets no mask (sdpa is, eager is not).
+        """
+        self._implicit_causal = implicit_causal
         self.capacity = capacity
         self.dtype = dtype
         self.device = device
@@ -47,7 +51,7 @@ class Geometry:
         if sliding is not None and window.end <= sliding:
             sliding = None
         if window.start is not None:
-            if sliding is None and (window.width == 1 or window.start == 0):
+            if sliding is None and (window.width == 1 or (window.start == 0 and self._implicit_causal)):
                 return None
             if window.width <= self._band_width:
                 left = self.capacity - window.start

@@ -1,0 +1,90 @@
+"""Translate what transformers' `generate` prepared into a decoding of ours, and the result back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ssd_infer.drafts.base import Drafter
+from ssd_infer.engine.loop import decode
+from ssd_infer.engine.sampling import Sampler, SamplingParams
+from ssd_infer.engine.stopping import StopRule
+from ssd_infer.engine.target import Target
+from ssd_infer.errors import ConfigError, Problem
+
+_WARPERS = {"TemperatureLogitsWarper": "temperature", "TopKLogitsWarper": "top_k", "TopPLogitsWarper": "top_p"}
+_CRITERIA = {"MaxLengthCriteria", "EosTokenCriteria"}
+
+
+def self_speculate(model: nn.Module, input_ids: Tensor, attention_mask: Tensor | None, logits_processor: Any,
+                   stopping_criteria: Any, generation_config: Any, strategy: type[Drafter],
+                   draft_params: Mapping[str, Any] | None, seed: int | None = None) -> Any:
+    """Return `(B, T + new)` ids as `generate` does, rows that ended early padded on the right."""
+    sampling = _sampling(logits_processor or [], bool(generation_config.do_sample))
+    _refuse(stopping_criteria or [], generation_config)
+    target = Target.of(model)
+    prompts = unpad(input_ids, attention_mask)
+    resolved = strategy.settle(target, draft_params, prompts, sampling.do_sample)
+    limit = int(generation_config.max_length) - int(input_ids.shape[1])
+    eos = getattr(generation_config, "eos_token_id", None)
+    stop = StopRule.of(eos.tolist() if isinstance(eos, Tensor) else eos, None)
+    sampler = Sampler(sampling, target.device, seed)
+    outputs, _ = decode(target, prompts, strategy, resolved.params, limit, sampler, stop)
+    sequences = _padded(input_ids, outputs, _pad_token(generation_config))
+    if getattr(generation_config, "return_dict_in_generate", False):
+        from transformers.generation import GenerateDecoderOnlyOutput
+
+        return GenerateDecoderOnlyOutput(sequences=sequences)
+    return sequences
+
+
+def unpad(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int]]:
+    """Return each row `(B, T)` as a list of ids without the positions its mask leaves out."""
+    if attention_mask is None:
+        return [list(row) for row in input_ids.tolist()]
+    pairs = zip(input_ids.tolist(), attention_mask.tolist(), strict=True)
+    return [[token for token, real in zip(row, mask, strict=True) if real] for row, mask in pairs]
+
+
+def _sampling(processors: Iterable[Any], do_sample: bool) -> SamplingParams:
+    """Read the warpers `generate` prepared; ConfigError for any other processor."""
+    values: dict[str, Any] = {}
+    problems = []
+    for processor in processors:
+        name = type(processor).__name__
+        if name in _WARPERS:
+            values[_WARPERS[name]] = getattr(processor, _WARPERS[name])
+        else:
+            problems.append(Problem("logits_processor", "must be temperature, top-k or top-p only", name,
+                                    "drop the option or use plain generate"))
+    if problems:
+        raise ConfigError(problems)
+    return SamplingParams(do_sample=do_sample, **values)
+
+
+def _refuse(criteria: Iterable[Any], config: Any) -> None:
+    problems = [Problem("stopping_criteria", "must be length or EOS only", type(item).__name__, "pass stop_sequences to ssd_infer.generate")
+                for item in criteria if type(item).__name__ not in _CRITERIA]
+    if (config.num_beams or 1) > 1:
+        problems.append(Problem("num_beams", "must be 1", config.num_beams, "self-speculation verifies one continuation a row"))
+    if (config.num_return_sequences or 1) > 1 and not config.do_sample:
+        problems.append(Problem("num_return_sequences", "must be 1 for greedy decoding", config.num_return_sequences))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _pad_token(config: Any) -> int:
+    pad = config.pad_token_id
+    eos = config.eos_token_id
+    if pad is None:
+        pad = eos[0] if isinstance(eos, (list, tuple)) else eos
+    return 0 if pad is None else int(pad)
+
+
+def _padded(input_ids: Tensor, outputs: list[list[int]], pad: int) -> Tensor:
+    width = max(map(len, outputs))
+    table = [row + [pad] * (width - len(row)) for row in outputs]
+    return torch.cat([input_ids, torch.tensor(table, dtype=input_ids.dtype, device=input_ids.device)], dim=1)

@@ -1,0 +1,111 @@
+"""Write the decode core as one Python file, for checkpoints that speculate without this toolkit installed.
+
+The file is this package's own source, module after module with the imports between them dropped; nothing is
+maintained twice.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+from typing import Any
+
+_MODULES = (
+    "ssd_infer.errors",
+    "ssd_infer.engine.window",
+    "ssd_infer.engine.cache",
+    "ssd_infer.engine.target",
+    "ssd_infer.engine.sampling",
+    "ssd_infer.engine.acceptance",
+    "ssd_infer.engine.session",
+    "ssd_infer.engine.stats",
+    "ssd_infer.engine.clock",
+    "ssd_infer.engine.stopping",
+    "ssd_infer.drafts.base",
+    "ssd_infer.drafts.early_exit",
+    "ssd_infer.engine.loop",
+    "ssd_infer.engine.costs",
+    "ssd_infer.engine.calibrate",
+    "ssd_infer.engine.bridge",
+)
+
+_TAIL = '''
+DRAFT_PARAMS = {params!r}
+
+
+def _decode(model, input_ids, logits_processor=None, stopping_criteria=None, generation_config=None,
+            draft_params=None, seed=None, **model_kwargs):
+    """Serve as the callable that transformers' generate hands its prepared arguments to."""
+    settings = {{**DRAFT_PARAMS, **(draft_params or {{}})}}
+    return self_speculate(model, input_ids, model_kwargs.get("attention_mask"), logits_processor, stopping_criteria,
+                          generation_config, EarlyExit, settings, seed)
+
+
+def generate(model, **arguments):
+    """Decode with the model's own early exit as draft; takes what `generate` takes, and `draft_params`, `seed`."""
+    given = {{name: value for name, value in arguments.items() if value is not None}}
+    return model.generate(custom_generate=_decode, **given)
+'''
+
+
+def bundle(draft_params: dict[str, Any]) -> str:
+    """Return the source of a `custom_generate/generate.py` whose defaults are `draft_params`."""
+    imports: set[str] = set()
+    bodies: list[str] = []
+    seen: dict[str, str] = {}
+    for name in _MODULES:
+        source = inspect.getsource(importlib.import_module(name))
+        found, body = _split(source)
+        imports |= found
+        _no_clash(name, body, seen)
+        bodies.append(f"# --- {name}\n{body}")
+    head = '"""Self-speculative decoding for this checkpoint; written by ssd_infer (Apache-2.0), do not edit."""\n'
+    lines = ["from __future__ import annotations", *sorted(imports - {"from __future__ import annotations"})]
+    return head + "\n" + "\n".join(lines) + "\n\n" + "\n\n".join(bodies) + _TAIL.format(params=draft_params)
+
+
+def _split(source: str) -> tuple[set[str], str]:
+    """Return the module's outside imports, and its code without docstring, imports and typing-only blocks."""
+    tree = ast.parse(source)
+    imports: set[str] = set()
+    kept: list[ast.stmt] = []
+    for node in tree.body:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            if not _ours(node):
+                imports.add(ast.unparse(node))
+        elif not _typing_only(node) and not _docstring(node):
+            kept.append(_Strip().visit(node))
+    return imports, "\n\n".join(ast.unparse(node) for node in kept)
+
+
+class _Strip(ast.NodeTransformer):
+    """Drop imports of this package inside functions: the names are in the same file."""
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST | None:
+        """Remove the node when it imports from this package."""
+        return None if _ours(node) else node
+
+
+def _ours(node: ast.Import | ast.ImportFrom) -> bool:
+    names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+    return any(name.split(".")[0] == "ssd_infer" for name in names)
+
+
+def _typing_only(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def _docstring(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _no_clash(module: str, body: str, seen: dict[str, str]) -> None:
+    """Fail when two modules define the same top-level name with different code."""
+    for node in ast.parse(body).body:
+        names = [node.name] if isinstance(node, (ast.FunctionDef, ast.ClassDef)) else [
+            target.id for target in getattr(node, "targets", []) if isinstance(target, ast.Name)]
+        for name in names:
+            code = ast.unparse(node)
+            if seen.setdefault(name, code) != code:
+                raise RuntimeError(f"{module} redefines {name}, which an earlier module of the bundle defines differently")

@@ -1,0 +1,55 @@
+"""Self-speculation from transformers' own `generate`.
+
+    model.generate(ids, custom_generate=ssd_infer.hf_generate, draft="early_exit", draft_params={...})
+
+and, for people who have transformers but not this toolkit, a `custom_generate/generate.py` inside the checkpoint:
+
+    model.generate(ids, custom_generate=CHECKPOINT, trust_remote_code=True)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from ssd_infer import drafts
+from ssd_infer.engine.bridge import self_speculate
+
+
+def hf_generate(
+    model: nn.Module,
+    input_ids: Tensor,
+    logits_processor: Any = None,
+    stopping_criteria: Any = None,
+    generation_config: Any = None,
+    draft: str = "early_exit",
+    draft_params: Mapping[str, Any] | None = None,
+    seed: int | None = None,
+    **model_kwargs: Any,
+) -> Any:
+    """Decode for `model.generate(custom_generate=hf_generate)`; returns what `generate` returns, `(B, T + new)` ids.
+
+    Temperature, top-k, top-p, EOS and lengths are those `generate` prepared. Raises ConfigError for options that
+    change scores in other ways (beams, penalties, constraints), since drafts would not go through them.
+    """
+    strategy = drafts.get(draft)
+    mask = model_kwargs.get("attention_mask")
+    return self_speculate(model, input_ids, mask, logits_processor, stopping_criteria, generation_config,
+                          strategy, draft_params, seed)
+
+
+def write_custom_generate(checkpoint: str | Path, draft_params: Mapping[str, Any] | None = None) -> Path:
+    """Write `custom_generate/generate.py` into `checkpoint`: this engine and `early_exit` in one file.
+
+    `draft_params` become its defaults. Returns the file. The file needs torch and transformers only.
+    """
+    from ssd_infer.engine.bundle import bundle
+
+    folder = Path(checkpoint) / "custom_generate"
+    folder.mkdir(exist_ok=True)
+    path = folder / "generate.py"
+    path.write_text(bundle(dict(draft_params or {})), encoding="utf-8")
+    return path
