@@ -4,8 +4,8 @@
     python scripts/evaluate_checkpoints.py RUN_DIR [key=value …]
 
 RUN_DIR is what training made, for instance outputs/layerskip/default; key=value are settings of `python -m ssd_infer`.
-Reports go to RUN_DIR/reports/step-N, the comparison beside them. Repeat the command to go on: a checkpoint whose weights
-already have a report is skipped. Exit code 0 only if every lossless row of every checkpoint passed.
+Reports go to RUN_DIR/reports/step-N, the comparison beside them. Repeat the command to go on: a checkpoint whose
+weights already have a report is skipped. Exit code 0 only if every lossless row of every checkpoint passed.
 """
 
 from __future__ import annotations

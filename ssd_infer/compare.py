@@ -57,8 +57,15 @@ def show(comparison: dict[str, Any], console: Console | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m ssd_infer.compare", description="Set checkpoint reports side by side.")
-    parser.add_argument("reports", nargs="+", metavar="REPORT", help="report.json, or the folder it is in; the first is the reference")
+    parser = argparse.ArgumentParser(
+        prog="python -m ssd_infer.compare", description="Set checkpoint reports side by side."
+    )
+    parser.add_argument(
+        "reports",
+        nargs="+",
+        metavar="REPORT",
+        help="report.json, or the folder it is in; the first is the reference",
+    )
     parser.add_argument("--markdown", metavar="FILE", help="also write the comparison as Markdown")
     parser.add_argument("--json", metavar="FILE", help="also write the comparison as JSON")
     parser.add_argument("--strict", action="store_true", help="exit with 1 when something got worse")

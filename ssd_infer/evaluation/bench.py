@@ -42,12 +42,14 @@ class Bench:
     @property
     def device(self) -> torch.device:
         """Device of the model."""
-        return next(self.model.parameters()).device
+        first: torch.nn.Parameter = next(self.model.parameters())
+        return first.device
 
     @property
     def dtype(self) -> torch.dtype:
         """Precision of the model."""
-        return next(self.model.parameters()).dtype
+        first: torch.nn.Parameter = next(self.model.parameters())
+        return first.dtype
 
 
 def open_bench(settings: EvalSettings, say: Say) -> Bench:
@@ -58,19 +60,37 @@ def open_bench(settings: EvalSettings, say: Say) -> Bench:
     loaded = ssd_infer.load(settings.checkpoint, dtype=settings.dtype, device=settings.device)
     model: nn.Module = loaded.model
     say("choosing prompts")
-    tasks = build_tasks(settings.tasks, loaded.tokenizer, settings.samples, settings.prompt_tokens, settings.seed)
+    tasks = build_tasks(
+        settings.tasks, loaded.tokenizer, settings.samples, settings.prompt_tokens, settings.seed
+    )
     calibration = calibration_prompts(tasks, loaded.tokenizer, CALIBRATION_PROMPTS, settings.prompt_tokens)
-    bench = Bench(settings, model, loaded.tokenizer, find_target(model), tasks, split_units(tasks, settings.batch_size), calibration,
-                  budget, say)  # fmt: skip
+    bench = Bench(
+        settings,
+        model,
+        loaded.tokenizer,
+        find_target(model),
+        tasks,
+        split_units(tasks, settings.batch_size),
+        calibration,
+        budget,
+        say,
+    )
     if any(task.name.startswith("file:") for task in tasks):
-        bench.notes.append("parameters were chosen on prompts of the measured file itself, since it has no second text")
+        bench.notes.append(
+            "parameters were chosen on prompts of the measured file itself, since it has no second text"
+        )
     return bench
 
 
 def split_units(tasks: list[Task], batch_size: int) -> list[Unit]:
     """Cut each task into batches and take turns between tasks, so that an early stop leaves them balanced."""
-    queues = [[(task.name, task.prompts[start : start + batch_size]) for start in range(0, len(task.prompts), batch_size)]
-              for task in tasks]  # fmt: skip
+    queues = [
+        [
+            (task.name, task.prompts[start : start + batch_size])
+            for start in range(0, len(task.prompts), batch_size)
+        ]
+        for task in tasks
+    ]
     longest = max(map(len, queues))
     ordered = [queue[turn] for turn in range(longest) for queue in queues if turn < len(queue)]
     return [Unit(index, name, prompts) for index, (name, prompts) in enumerate(ordered)]

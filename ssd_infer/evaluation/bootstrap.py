@@ -36,8 +36,10 @@ def speed_ratio(ours: Sequence[Totals], theirs: Sequence[Totals], seed: int = 0)
         raise ValueError(f"paired measurements differ in number: {len(ours)} and {len(theirs)}")
     if not ours:
         raise ValueError("nothing was measured")
-    table = torch.tensor([[a.tokens, a.seconds, b.tokens, b.seconds] for a, b in zip(ours, theirs, strict=True)],
-                         dtype=torch.float64)  # fmt: skip
+    table = torch.tensor(
+        [[a.tokens, a.seconds, b.tokens, b.seconds] for a, b in zip(ours, theirs, strict=True)],
+        dtype=torch.float64,
+    )
     value = float(_ratio(table.sum(dim=0)))
     if len(ours) < 2:
         return Ratio(value, None)

@@ -90,15 +90,23 @@ def synchronise(device: torch.device) -> None:
         torch.mps.synchronize()
 
 
-def ours(model: nn.Module, draft: str | None, params: dict[str, Any], sampling: Sampling, eos: Any = None) -> Decode:
+def ours(
+    model: nn.Module, draft: str | None, params: dict[str, Any], sampling: Sampling, eos: Any = None
+) -> Decode:
     """Return a decode function of our engine with a draft strategy, or plain for `draft=None`."""
     import ssd_infer
 
     def decode(prompts: Prompts, max_new_tokens: int, seed: int) -> tuple[list[list[int]], Stats | None]:
         out = ssd_infer.generate(
-            model, prompts, draft=draft, draft_params=params if draft else None, max_new_tokens=max_new_tokens, seed=seed,
-            eos_token_id=eos, **sampling.arguments(),
-        )  # fmt: skip
+            model,
+            prompts,
+            draft=draft,
+            draft_params=params if draft else None,
+            max_new_tokens=max_new_tokens,
+            seed=seed,
+            eos_token_id=eos,
+            **sampling.arguments(),
+        )
         return out.sequences, out.stats
 
     return decode

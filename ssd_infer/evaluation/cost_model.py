@@ -32,7 +32,7 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """`draft_ratio` c and `verify_ratio` v, relative to one plain step; `gamma` draft forwards a pass; None: not measured."""
+    """c and v relative to one plain step (None: not measured), and `gamma`, the draft forwards of one pass."""
 
     draft_ratio: float | None = None
     verify_ratio: float | None = None
@@ -42,11 +42,17 @@ class Cost:
         """Predict the speedup of these counters; None when acceptance or cost is missing."""
         if self.draft_ratio is None or not self.verify_ratio or not total.rounds or not total.drafted:
             return None
-        return predicted_speedup(total.accepted / total.rounds, self.gamma, self.draft_ratio, self.verify_ratio)
+        return predicted_speedup(
+            total.accepted / total.rounds, self.gamma, self.draft_ratio, self.verify_ratio
+        )
 
     def fields(self, total: TotalStats) -> dict[str, Any]:
         """Return the report's `cost` object."""
-        return {"draft_ratio_c": self.draft_ratio, "verify_ratio": self.verify_ratio, "forwards": dict(total.forwards)}
+        return {
+            "draft_ratio_c": self.draft_ratio,
+            "verify_ratio": self.verify_ratio,
+            "forwards": dict(total.forwards),
+        }
 
 
 def measured_cost(counted: Counted, plain: Counted) -> Cost:

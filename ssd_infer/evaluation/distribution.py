@@ -16,7 +16,7 @@ import torch
 from ssd_infer.evaluation.budget import Deadline
 from ssd_infer.evaluation.contenders import Decode, Prompts, Sampling
 from ssd_infer.evaluation.enumeration import Cells, enumerate_cells
-from ssd_infer.evaluation.losslessness import LosslessResult
+from ssd_infer.evaluation.losslessness import LosslessResult, Verdict
 
 P_VALUE = 1e-4
 """Below this a row fails; a right sampler does so once in ten thousand tests."""
@@ -61,7 +61,9 @@ def pick_context(model: Any, prompts: Prompts, tokens: int = 10) -> list[int]:
 
     Most entropy, because a certain continuation tests nothing; twice, so that lookup drafters find something to copy.
     """
-    starts = [(prompt * 2)[:tokens] + prompt[: max(1, min(tokens, len(prompt)) - 3)] for prompt in prompts[:6]]
+    starts = [
+        (prompt * 2)[:tokens] + prompt[: max(1, min(tokens, len(prompt)) - 3)] for prompt in prompts[:6]
+    ]
     return max(starts, key=lambda start: _entropy(enumerate_cells(model, start, SETTINGS[0], 2)))
 
 
@@ -70,8 +72,15 @@ def _entropy(cells: Cells) -> float:
     return float(-(probs * probs.log()).sum())
 
 
-def judge_sampling(model: Any, decodes: Sequence[tuple[Sampling, Decode]], context: list[int], deadline: Deadline, seed: int = 0,
-                   draws: int = DRAWS, plain: bool = False) -> LosslessResult:  # fmt: skip
+def judge_sampling(
+    model: Any,
+    decodes: Sequence[tuple[Sampling, Decode]],
+    context: list[int],
+    deadline: Deadline,
+    seed: int = 0,
+    draws: int = DRAWS,
+    plain: bool = False,
+) -> LosslessResult:
     """Draw from each decode function and test against the model itself; the worst p decides.
 
     `plain` says that the strategy fell back to plain decoding, so that nothing drafted is no objection.
@@ -80,21 +89,34 @@ def judge_sampling(model: Any, decodes: Sequence[tuple[Sampling, Decode]], conte
     for sampling, decode in decodes:
         counts, drafted = _draw(decode, context, draws, seed, deadline)
         if sum(counts.values()) < FEWEST:
-            return LosslessResult("not_run", f"sampling: only {sum(counts.values())} draws fitted the time limit")
+            return LosslessResult(
+                "not_run", f"sampling: only {sum(counts.values())} draws fitted the time limit"
+            )
         if not drafted and not plain:
             return LosslessResult("not_run", "sampling: nothing was drafted on the test's context")
         test = chi_square(counts, enumerate_cells(model, context, sampling, LENGTH))
         worst = min(worst, test.p_value)
-        name = f"T={sampling.temperature:g}, top-k {sampling.top_k}" + (f", top-p {sampling.top_p:g}" if sampling.top_p < 1 else "")
-        notes.append(f"{name}: χ²={test.statistic:.1f} on {test.freedom}, p={test.p_value:.3g}, n={sum(counts.values())}"
-                     + (f", {test.outside} draws impossible" if test.outside else ""))  # fmt: skip
-        extra.append({"sampling": name, "p_value": test.p_value, "draws": sum(counts.values()), "drafted": drafted})
-    verdict = "pass" if worst >= P_VALUE else "fail"
-    return LosslessResult(verdict, f"sampling: first {LENGTH} tokens against exact enumeration; " + "; ".join(notes), {"tests": extra})
+        name = f"T={sampling.temperature:g}, top-k {sampling.top_k}" + (
+            f", top-p {sampling.top_p:g}" if sampling.top_p < 1 else ""
+        )
+        notes.append(
+            f"{name}: χ²={test.statistic:.1f} on {test.freedom}, p={test.p_value:.3g}, n={sum(counts.values())}"
+            + (f", {test.outside} draws impossible" if test.outside else "")
+        )
+        extra.append(
+            {"sampling": name, "p_value": test.p_value, "draws": sum(counts.values()), "drafted": drafted}
+        )
+    verdict: Verdict = "pass" if worst >= P_VALUE else "fail"
+    return LosslessResult(
+        verdict,
+        f"sampling: first {LENGTH} tokens against exact enumeration; " + "; ".join(notes),
+        {"tests": extra},
+    )
 
 
-def _draw(decode: Decode, context: list[int], draws: int, seed: int,
-          deadline: Deadline) -> tuple[Counter[tuple[int, ...]], int]:  # fmt: skip
+def _draw(
+    decode: Decode, context: list[int], draws: int, seed: int, deadline: Deadline
+) -> tuple[Counter[tuple[int, ...]], int]:
     """Return counts of the continuations drawn, and how many tokens were drafted on the way."""
     counts: Counter[tuple[int, ...]] = Counter()
     drafted, start = 0, 0

@@ -20,7 +20,9 @@ def allowed(logits: Tensor, sampling: Sampling) -> Tensor:
     scores = logits.double() / sampling.temperature
     if sampling.top_k:
         floor = scores.topk(min(sampling.top_k, scores.numel())).values[-1]
-        scores = torch.where(scores >= floor, scores, torch.tensor(float("-inf"), dtype=scores.dtype, device=scores.device))
+        scores = torch.where(
+            scores >= floor, scores, torch.tensor(float("-inf"), dtype=scores.dtype, device=scores.device)
+        )
     probs = scores.softmax(-1)
     if sampling.top_p < 1.0:
         mass = 0.0

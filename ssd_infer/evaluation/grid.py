@@ -24,24 +24,47 @@ def predicted_cells(profile: ExitProfile) -> list[Cell]:
     exits = list(profile.exits)
     stride = -(-len(exits) // MOST_EXITS)
     shown = exits[::stride]
-    return [{"exit_layer": exit_layer, "gamma": gamma, "speedup": found.speedup, "alpha": found.alpha, "tau": found.tau,
-             "draft_ratio_c": found.c, "verify_ratio": found.verify_ratio}
-            for exit_layer in shown for gamma in GAMMAS for found in [profile.predict(exit_layer, gamma)]]  # fmt: skip
+    return [
+        {
+            "exit_layer": exit_layer,
+            "gamma": gamma,
+            "speedup": found.speedup,
+            "alpha": found.alpha,
+            "tau": found.tau,
+            "draft_ratio_c": found.c,
+            "verify_ratio": found.verify_ratio,
+        }
+        for exit_layer in shown
+        for gamma in GAMMAS
+        for found in [profile.predict(exit_layer, gamma)]
+    ]
 
 
-def measured_cells(model: nn.Module, cells: list[Cell], prompts: list[list[int]], device: torch.device,
-                   deadline: Deadline) -> list[Cell]:  # fmt: skip
+def measured_cells(
+    model: nn.Module, cells: list[Cell], prompts: list[list[int]], device: torch.device, deadline: Deadline
+) -> list[Cell]:
     """Time the most promising cells against our plain loop on calibration prompts, interleaved like the real run."""
     greedy = Sampling()
     best = sorted(cells, key=lambda cell: -cell["speedup"])[:MEASURED_CELLS]
     contenders = [Contender("ssd_plain", "baseline", ours(model, None, {}, greedy))]
     for cell in best:
         params = {"exit_layer": cell["exit_layer"], "gamma": cell["gamma"]}
-        contenders.append(Contender(f"{cell['exit_layer']},{cell['gamma']}", "strategy", ours(model, "early_exit", params, greedy)))
+        contenders.append(
+            Contender(
+                f"{cell['exit_layer']},{cell['gamma']}", "strategy", ours(model, "early_exit", params, greedy)
+            )
+        )
     units = [Unit(index, "calibration", [prompt]) for index, prompt in enumerate(prompts)]
     found = measure(contenders, units, 1, NEW_TOKENS, 0, device, deadline)
     board = scoreboard(found, contenders, greedy, 0)
     if board is None:
         return []
-    return [{"exit_layer": cell["exit_layer"], "gamma": cell["gamma"], "speedup": board.ratio(contender.name).value}
-            for cell, contender in zip(best, contenders[1:], strict=True) if contender.failure is None]  # fmt: skip
+    return [
+        {
+            "exit_layer": cell["exit_layer"],
+            "gamma": cell["gamma"],
+            "speedup": board.ratio(contender.name).value,
+        }
+        for cell, contender in zip(best, contenders[1:], strict=True)
+        if contender.failure is None
+    ]

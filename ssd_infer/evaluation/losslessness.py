@@ -40,7 +40,7 @@ class Regret:
 
     def accepts(self, key: Key, output: list[int]) -> tuple[bool, float]:
         """Return whether `output` is greedy up to rounding and complete, and its largest regret in logits."""
-        complete = len(output) == self.max_new_tokens or bool(output) and output[-1] in self.eos
+        complete = len(output) == self.max_new_tokens or (bool(output) and output[-1] in self.eos)
         worst, tolerance = regret(self.model, self.prompts[key[1:]], output)
         return complete and worst <= tolerance, worst
 
@@ -67,14 +67,18 @@ def first_divergence(ours: list[int], theirs: list[int]) -> int | None:
     return None
 
 
-def judge_greedy(outputs: Outputs, references: Mapping[str, Outputs], gate: Regret | None = None) -> LosslessResult:
+def judge_greedy(
+    outputs: Outputs, references: Mapping[str, Outputs], gate: Regret | None = None
+) -> LosslessResult:
     """Compare `outputs` with every reference decoding (by name); any difference fails, a strict prefix too.
 
     `gate` (lower precision only) may excuse a difference. Not run when there is nothing to compare.
     """
     references = {name: reference for name, reference in references.items() if reference}
     if not outputs or not references:
-        return LosslessResult("not_run", "no reference decoding to compare with" if outputs else "nothing was decoded")
+        return LosslessResult(
+            "not_run", "no reference decoding to compare with" if outputs else "nothing was decoded"
+        )
     equal, excused, broken, first = 0, 0, [], None
     for key in sorted(outputs):
         found = _worst(outputs[key], key, references)
@@ -91,12 +95,22 @@ def judge_greedy(outputs: Outputs, references: Mapping[str, Outputs], gate: Regr
 
 def _worst(output: list[int], key: Key, references: Mapping[str, Outputs]) -> int | None:
     """Return the earliest divergence from any reference; 0 when a reference lacks this prompt."""
-    found = [first_divergence(output, reference[key]) if key in reference else 0 for reference in references.values()]
+    found = [
+        first_divergence(output, reference[key]) if key in reference else 0
+        for reference in references.values()
+    ]
     return min((index for index in found if index is not None), default=None)
 
 
-def _result(total: int, equal: int, excused: int, broken: list[Key], missing: list[Key],
-            first: int | None, names: list[str]) -> LosslessResult:  # fmt: skip
+def _result(
+    total: int,
+    equal: int,
+    excused: int,
+    broken: list[Key],
+    missing: list[Key],
+    first: int | None,
+    names: list[str],
+) -> LosslessResult:
     against = " and ".join(names)
     detail = f"greedy: {equal} of {total} outputs equal {against}, length included"
     if excused:
@@ -105,6 +119,12 @@ def _result(total: int, equal: int, excused: int, broken: list[Key], missing: li
         detail += f"; {len(broken)} differ, first at token {first}"
     if missing:
         detail += f"; {len(missing)} prompts have no output"
-    extra = {"outputs": total, "equal": equal, "excused": excused, "exact_match": equal / total, "first_divergence": first,
-             "against": names}  # fmt: skip
+    extra = {
+        "outputs": total,
+        "equal": equal,
+        "excused": excused,
+        "exact_match": equal / total,
+        "first_divergence": first,
+        "against": names,
+    }
     return LosslessResult("fail" if broken or missing else "pass", detail, extra)

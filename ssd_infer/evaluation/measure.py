@@ -80,8 +80,15 @@ class Measurements:
         return [record for record in self.records.get(name, []) if task in (None, record.task)]
 
 
-def measure(contenders: Sequence[Contender], units: Sequence[Unit], repeats: int, max_new_tokens: int, seed: int,
-            device: torch.device, deadline: Deadline) -> Measurements:  # fmt: skip
+def measure(
+    contenders: Sequence[Contender],
+    units: Sequence[Unit],
+    repeats: int,
+    max_new_tokens: int,
+    seed: int,
+    device: torch.device,
+    deadline: Deadline,
+) -> Measurements:
     """Run every contender on every unit `repeats` times; whoever raises drops out with the reason, the rest go on.
 
     Stops after a complete round (one unit, all contenders) once `deadline` has passed, so what is there stays paired.
@@ -97,7 +104,9 @@ def measure(contenders: Sequence[Contender], units: Sequence[Unit], repeats: int
     return found
 
 
-def _warm_up(contenders: Sequence[Contender], units: Sequence[Unit], max_new_tokens: int, device: torch.device) -> None:
+def _warm_up(
+    contenders: Sequence[Contender], units: Sequence[Unit], max_new_tokens: int, device: torch.device
+) -> None:
     for contender in contenders:
         try:
             contender.run(units[0].prompts, min(WARM_UP_TOKENS, max_new_tokens), 0, device)
@@ -105,8 +114,15 @@ def _warm_up(contenders: Sequence[Contender], units: Sequence[Unit], max_new_tok
             contender.failure = one_line(error)
 
 
-def _round(found: Measurements, contenders: Sequence[Contender], unit: Unit, repeat: int, max_new_tokens: int, seed: int,
-           device: torch.device) -> None:  # fmt: skip
+def _round(
+    found: Measurements,
+    contenders: Sequence[Contender],
+    unit: Unit,
+    repeat: int,
+    max_new_tokens: int,
+    seed: int,
+    device: torch.device,
+) -> None:
     """Run each contender once on one unit, starting with another one every round."""
     running = [contender for contender in contenders if contender.failure is None]
     start = found.rounds_done % len(running) if running else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 
@@ -18,13 +19,15 @@ def spinner(console: Console | None = None) -> Iterator[Callable[[str], None]]:
         yield lambda line: console.print(f"[{time.monotonic() - start:5.0f} s] {line}")
         return
     with console.status("starting") as status:
-        yield lambda line: status.update(line)
+        yield status.update
 
 
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
     """Silence transformers' advice and progress bars inside the block."""
-    from transformers.utils import logging
+    from transformers.utils import logging as library
+
+    logging: Any = library
 
     before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ssd_infer.engine.session import open_session
 from ssd_infer.engine.sampling import Sampler, SamplingParams
+from ssd_infer.engine.session import open_session
 from ssd_infer.engine.target import Target
 from ssd_infer.evaluation.budget import Deadline
 
@@ -31,12 +31,26 @@ def exit_quality(target: Target, windows: list[list[int]], source: str, deadline
             tokens += len(ids) - 1
     if not tokens:
         return {"exits": [], "reason": "no held-out text was available"}
-    exits = [_exit(layer, float(loss / tokens), float(agree / tokens)) for layer, (loss, agree) in enumerate(sums, 1)]
-    return {"source": source, "tokens": tokens, "loss": exits[-1]["loss"], "perplexity": exits[-1]["perplexity"], "exits": exits}
+    exits = [
+        _exit(layer, float(loss / tokens), float(agree / tokens))
+        for layer, (loss, agree) in enumerate(sums, 1)
+    ]
+    return {
+        "source": source,
+        "tokens": tokens,
+        "loss": exits[-1]["loss"],
+        "perplexity": exits[-1]["perplexity"],
+        "exits": exits,
+    }
 
 
 def _exit(layer: int, loss: float, agreement: float) -> dict[str, float | int | None]:
-    return {"layer": layer, "loss": loss, "perplexity": math.exp(loss) if loss < 700 else None, "agreement": agreement}
+    return {
+        "layer": layer,
+        "loss": loss,
+        "perplexity": math.exp(loss) if loss < 700 else None,
+        "agreement": agreement,
+    }
 
 
 def _window(target: Target, ids: list[int]) -> Tensor:

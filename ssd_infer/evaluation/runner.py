@@ -49,7 +49,9 @@ def report_folder(settings: EvalSettings) -> Path:
     return Path(settings.out) if settings.out else Path(settings.checkpoint) / "report"
 
 
-def assemble(bench: Bench, sections: list[Section], quality: dict[str, Any], grid: dict[str, list[Cell]]) -> dict[str, Any]:
+def assemble(
+    bench: Bench, sections: list[Section], quality: dict[str, Any], grid: dict[str, list[Cell]]
+) -> dict[str, Any]:
     """Put the report together; every strategy name has a row."""
     baselines: list[dict[str, Any]] = []
     peers: list[dict[str, Any]] = []
@@ -58,8 +60,11 @@ def assemble(bench: Bench, sections: list[Section], quality: dict[str, Any], gri
         for rows_of_report, found in zip((baselines, peers, strategies), rows(section), strict=True):
             rows_of_report.extend(found)
     present = {row["name"] for row in strategies}
-    strategies += [absent_row(Absent(name, "not_applicable", "this run decoded at no temperature this row stands for"))
-                   for name in FAMILIES if name not in present]  # fmt: skip
+    strategies += [
+        absent_row(Absent(name, "not_applicable", "this run decoded at no temperature this row stands for"))
+        for name in FAMILIES
+        if name not in present
+    ]
     for row in strategies:
         if row["name"] == "early_exit" and grid["predicted"]:
             row["extra"]["grid"] = grid
@@ -79,7 +84,9 @@ def assemble(bench: Bench, sections: list[Section], quality: dict[str, Any], gri
 def _sections(bench: Bench, params: dict[str, dict[str, Any]]) -> list[Section]:
     """Time all settings, then judge them: the time limit must not be spent by the first one."""
     settings = bench.settings
-    samplings = [Sampling(float(t), settings.top_k, settings.top_p) if t else Sampling() for t in settings.temperatures]
+    samplings = [
+        Sampling(float(t), settings.top_k, settings.top_p) if t else Sampling() for t in settings.temperatures
+    ]
     shares = _shares(samplings)
     sections = []
     for sampling in samplings:
@@ -119,7 +126,10 @@ def _grid(bench: Bench) -> dict[str, list[Cell]]:
         return {"predicted": cells, "measured": []}
     bench.say("measuring the most promising exits and draft lengths")
     deadline: Deadline = bench.budget.deadline(GRID_SHARE)
-    return {"predicted": cells, "measured": measured_cells(bench.model, cells, bench.calibration, bench.device, deadline)}
+    return {
+        "predicted": cells,
+        "measured": measured_cells(bench.model, cells, bench.calibration, bench.device, deadline),
+    }
 
 
 def _tuned(bench: Bench, grid: dict[str, list[Cell]]) -> dict[str, dict[str, Any]]:
@@ -133,16 +143,38 @@ def _tuned(bench: Bench, grid: dict[str, list[Cell]]) -> dict[str, dict[str, Any
 def _protocol(bench: Bench, sections: list[Section]) -> dict[str, Any]:
     settings = bench.settings
     return {
-        "tasks": [{"name": task.name, "samples": len(task.prompts), "prompt_tokens": max(map(len, task.prompts)),
-                   "new_tokens": settings.max_new_tokens, "extra": {"prompts_sha256": task.sha256}} for task in bench.tasks],
+        "tasks": [
+            {
+                "name": task.name,
+                "samples": len(task.prompts),
+                "prompt_tokens": max(map(len, task.prompts)),
+                "new_tokens": settings.max_new_tokens,
+                "extra": {"prompts_sha256": task.sha256},
+            }
+            for task in bench.tasks
+        ],
         "batch_size": settings.batch_size,
-        "sampling": {"temperatures": list(settings.temperatures), "top_k": settings.top_k, "top_p": settings.top_p},
+        "sampling": {
+            "temperatures": list(settings.temperatures),
+            "top_k": settings.top_k,
+            "top_p": settings.top_p,
+        },
         "repeats": settings.repeats,
-        "timer": "time.perf_counter around the whole call, prefill included, device synchronised; contenders interleaved per prompt",
-        "extra": {"rounds": [{"temperature": section.sampling.temperature, "done": section.found.rounds_done,
-                              "planned": section.found.rounds_planned} for section in sections],
-                  "calibration_prompts": len(bench.calibration), "seconds": round(bench.budget.spent, 1)},
-    }  # fmt: skip
+        "timer": "time.perf_counter around the whole call, prefill included, device synchronised; "
+        "contenders interleaved per prompt in rotating order",
+        "extra": {
+            "rounds": [
+                {
+                    "temperature": section.sampling.temperature,
+                    "done": section.found.rounds_done,
+                    "planned": section.found.rounds_planned,
+                }
+                for section in sections
+            ],
+            "calibration_prompts": len(bench.calibration),
+            "seconds": round(bench.budget.spent, 1),
+        },
+    }
 
 
 def _samples(sections: list[Section]) -> Iterator[dict[str, Any]]:
@@ -152,7 +184,11 @@ def _samples(sections: list[Section]) -> Iterator[dict[str, Any]]:
             for record in records:
                 stats = record.decoded.stats
                 yield {
-                    "name": name, "task": record.task, "unit": record.unit, "repeat": record.repeat,
-                    "tokens": record.decoded.tokens, "seconds": record.decoded.seconds,
+                    "name": name,
+                    "task": record.task,
+                    "unit": record.unit,
+                    "repeat": record.repeat,
+                    "tokens": record.decoded.tokens,
+                    "seconds": record.decoded.seconds,
                     "accepted": None if stats is None else [row.histogram for row in stats.rows],
-                }  # fmt: skip
+                }

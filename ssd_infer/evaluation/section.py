@@ -15,7 +15,14 @@ from ssd_infer.evaluation.distribution import SETTINGS, judge_sampling, pick_con
 from ssd_infer.evaluation.losslessness import LosslessResult, Regret, judge_greedy
 from ssd_infer.evaluation.measure import Measurements, measure
 from ssd_infer.evaluation.strategies import Absent, Field, line_up, lookup_peer
-from ssd_infer.evaluation.summary import Scoreboard, absent_row, baseline_row, peer_row, scoreboard, strategy_row
+from ssd_infer.evaluation.summary import (
+    Scoreboard,
+    absent_row,
+    baseline_row,
+    peer_row,
+    scoreboard,
+    strategy_row,
+)
 from ssd_infer.evaluation.transformers_side import eos_ids, hf_baseline, hf_peers
 
 
@@ -33,18 +40,35 @@ class Section:
     """Additions to a strategy row's `extra`, by name."""
 
 
-def run_section(bench: Bench, sampling: Sampling, deadline: Deadline, params: dict[str, dict[str, Any]]) -> Section:
+def run_section(
+    bench: Bench, sampling: Sampling, deadline: Deadline, params: dict[str, dict[str, Any]]
+) -> Section:
     """Line up, time and judge all contenders at one sampling setting; `params` replaces settled ones by row name."""
     settings = bench.settings
-    field_ = line_up(bench.model, bench.target, settings.draft, settings.draft_params, sampling, bench.calibration)
+    field_ = line_up(
+        bench.model, bench.target, settings.draft, settings.draft_params, sampling, bench.calibration
+    )
     _replace(bench, field_, sampling, params)
     contenders = [*_baselines(bench, sampling), *field_.contenders, *_peers(bench, sampling, field_)]
-    bench.say(f"decoding with {len(contenders)} contenders, {'greedy' if sampling.greedy else f'temperature {sampling.temperature:g}'}")
-    found = measure(contenders, bench.units, settings.repeats, settings.max_new_tokens, settings.seed, bench.device, deadline)
+    how = "greedy" if sampling.greedy else f"temperature {sampling.temperature:g}"
+    bench.say(f"decoding with {len(contenders)} contenders, {how}")
+    found = measure(
+        contenders,
+        bench.units,
+        settings.repeats,
+        settings.max_new_tokens,
+        settings.seed,
+        bench.device,
+        deadline,
+    )
     if found.rounds_done < found.rounds_planned:
-        bench.notes.append(f"the time limit ended the {'greedy' if sampling.greedy else 'sampling'} runs after {found.rounds_done} of "
-                           f"{found.rounds_planned} prompt rounds")  # fmt: skip
-    section = Section(sampling, contenders, field_.absent, found, scoreboard(found, contenders, sampling, settings.seed))
+        bench.notes.append(
+            f"the time limit ended the {'greedy' if sampling.greedy else 'sampling'} runs after {found.rounds_done} of "
+            f"{found.rounds_planned} prompt rounds"
+        )
+    section = Section(
+        sampling, contenders, field_.absent, found, scoreboard(found, contenders, sampling, settings.seed)
+    )
     section.more = {name: {"predicted_by_calibration": value} for name, value in field_.predicted.items()}
     return section
 
@@ -63,14 +87,19 @@ def rows(section: Section) -> tuple[list[dict[str, Any]], list[dict[str, Any]], 
     """Return the section's baseline, peer and strategy rows."""
     missing = LosslessResult("not_run", "no test was made at this setting")
     baselines = [baseline_row(item, section.board) for item in section.contenders if item.kind == "baseline"]
-    peers = [peer_row(item, section.board, section.verdicts.get(item.name, missing))
-             for item in section.contenders if item.kind == "peer"]  # fmt: skip
+    peers = [
+        peer_row(item, section.board, section.verdicts.get(item.name, missing))
+        for item in section.contenders
+        if item.kind == "peer"
+    ]
     strategies = []
     for item in section.contenders:
         if item.kind != "strategy":
             continue
         if item.failure is not None or section.board is None:
-            strategies.append(absent_row(Absent(item.name, "failed", item.failure or "no plain decoding ran"), item.claimed))
+            strategies.append(
+                absent_row(Absent(item.name, "failed", item.failure or "no plain decoding ran"), item.claimed)
+            )
         else:
             verdict = section.verdicts.get(item.name, missing)
             strategies.append(strategy_row(item, section.board, verdict, section.more.get(item.name, {})))
@@ -93,8 +122,14 @@ def _baselines(bench: Bench, sampling: Sampling) -> list[Contender]:
 
 
 def _peers(bench: Bench, sampling: Sampling, field_: Field) -> list[Contender]:
-    early = next((item.params.get("exit_layer") for item in field_.contenders if item.draft == "early_exit"), None)
-    layers = bench.target.num_layers if isinstance(bench.target, Target) else int(getattr(bench.model.config, "num_hidden_layers", 4))
+    early = next(
+        (item.params.get("exit_layer") for item in field_.contenders if item.draft == "early_exit"), None
+    )
+    layers = (
+        bench.target.num_layers
+        if isinstance(bench.target, Target)
+        else int(getattr(bench.model.config, "num_hidden_layers", 4))
+    )
     peers = hf_peers(bench.model, sampling, int(early or max(1, layers // 4)))
     return peers + (lookup_peer(bench.model, sampling) if isinstance(bench.target, Target) else [])
 
@@ -105,7 +140,9 @@ def _judge_greedy(bench: Bench, section: Section) -> None:
     references = {name: found.outputs(name) for name in names}
     gate = None
     if torch.finfo(bench.dtype).bits < 32:
-        prompts = {(unit.index, row): prompt for unit in bench.units for row, prompt in enumerate(unit.prompts)}
+        prompts = {
+            (unit.index, row): prompt for unit in bench.units for row, prompt in enumerate(unit.prompts)
+        }
         gate = Regret(bench.model, prompts, bench.settings.max_new_tokens, frozenset(eos_ids(bench.model)))
     for item in section.contenders:
         if item.kind != "baseline" and item.failure is None:
@@ -119,8 +156,14 @@ def _judge_sampling(bench: Bench, section: Section, deadline: Deadline) -> None:
         if item.kind != "strategy" or item.failure is not None:
             continue
         draft = None if item.plain else item.draft
-        decodes = [(sampling, ours(bench.model, draft, item.params, sampling, eos=-1)) for sampling in SETTINGS]
+        decodes = [
+            (sampling, ours(bench.model, draft, item.params, sampling, eos=-1)) for sampling in SETTINGS
+        ]
         try:
-            section.verdicts[item.name] = judge_sampling(bench.model, decodes, context, deadline, bench.settings.seed, plain=item.plain)
+            section.verdicts[item.name] = judge_sampling(
+                bench.model, decodes, context, deadline, bench.settings.seed, plain=item.plain
+            )
         except Exception as error:  # noqa: BLE001  the row fails, the report goes on
-            section.verdicts[item.name] = LosslessResult("fail", f"sampling: the test itself failed ({one_line(error)})")
+            section.verdicts[item.name] = LosslessResult(
+                "fail", f"sampling: the test itself failed ({one_line(error)})"
+            )

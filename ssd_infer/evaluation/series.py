@@ -31,7 +31,9 @@ def find_checkpoints(run: Path) -> list[Path]:
     """Return the run's checkpoints by step; raise CheckpointError when there is none."""
     found = [path.parent for path in Path(run).glob("checkpoints/step-*/config.json")]
     if not found:
-        raise CheckpointError(f"run: {run} holds no checkpoints/step-N; give the run directory, for instance outputs/layerskip/default")
+        raise CheckpointError(
+            f"run: {run} holds no checkpoints/step-N; give the run directory, for instance outputs/layerskip/default"
+        )
     return sorted(found, key=_step)
 
 
@@ -78,12 +80,23 @@ def write_comparison(comparison: dict[str, Any], folder: Path) -> None:
 
 def series(reports: list[Report]) -> dict[str, Any]:
     """Return the plotted lines: speedup and α of every measured strategy, and loss, each against the step."""
-    names = list(dict.fromkeys(row["name"] for report in reports for row in report["strategies"] if row["status"] == "ok"))
+    names = list(
+        dict.fromkeys(
+            row["name"] for report in reports for row in report["strategies"] if row["status"] == "ok"
+        )
+    )
     steps = [report["identity"]["step"] for report in reports]
     steps = [index if step is None else step for index, step in enumerate(steps)]
-    lines: dict[str, Any] = {"steps": steps, "loss": [report["quality"].get("loss") for report in reports], "speedup": {}, "alpha": {}}
+    lines: dict[str, Any] = {
+        "steps": steps,
+        "loss": [report["quality"].get("loss") for report in reports],
+        "speedup": {},
+        "alpha": {},
+    }
     for name in names:
-        rows = [next((row for row in report["strategies"] if row["name"] == name), None) for report in reports]
+        rows = [
+            next((row for row in report["strategies"] if row["name"] == name), None) for report in reports
+        ]
         lines["speedup"][name] = [row["speed"]["speedup"] if row else None for row in rows]
         lines["alpha"][name] = [row["acceptance"]["alpha"] if row else None for row in rows]
     return lines

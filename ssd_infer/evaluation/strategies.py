@@ -66,38 +66,60 @@ def check_draft(name: str) -> None:
     """Raise ConfigError when `draft=name` names neither `all` nor a strategy."""
     choices = ["all", *dict.fromkeys([*FAMILIES, *known_drafts()])]
     if row_name(name) not in choices:
-        raise ConfigError([Problem("draft", "must be all or a strategy name", name, f"choose from {', '.join(choices)}")])
+        raise ConfigError(
+            [Problem("draft", "must be all or a strategy name", name, f"choose from {', '.join(choices)}")]
+        )
 
 
-def line_up(model: nn.Module, target: Target | str, wanted: str, raw: dict[str, Any], sampling: Sampling,
-            calibration: Sequence[list[int]]) -> Field:  # fmt: skip
+def line_up(
+    model: nn.Module,
+    target: Target | str,
+    wanted: str,
+    raw: dict[str, Any],
+    sampling: Sampling,
+    calibration: Sequence[list[int]],
+) -> Field:
     """Settle every strategy's parameters on `calibration` prompts; one that raises becomes a failed row."""
     found = Field()
     known = known_drafts()
     for name in dict.fromkeys([*known, *FAMILIES]):
         row = name + sampling.suffix
         if wanted != "all" and row_name(wanted) != name:
-            found.absent.append(Absent(row, "not_applicable", f"not measured: this run asked for draft={wanted} only"))
+            found.absent.append(
+                Absent(row, "not_applicable", f"not measured: this run asked for draft={wanted} only")
+            )
         elif name not in known:
             found.absent.append(Absent(row, "not_applicable", NEEDS.get(name, NOT_BUILT)))
         elif isinstance(target, str):
             found.absent.append(Absent(row, "not_applicable", target))
         else:
-            _settle(found, model, target, row, known[name], raw if wanted != "all" else {}, sampling, calibration)
+            _settle(
+                found, model, target, row, known[name], raw if wanted != "all" else {}, sampling, calibration
+            )
     if not sampling.greedy:  # a greedy row of the same name already says why
         found.absent = [row for row in found.absent if row.status == "failed"]
     return found
 
 
-def _settle(found: Field, model: nn.Module, target: Target, row: str, draft: str, raw: dict[str, Any], sampling: Sampling,
-            calibration: Sequence[list[int]]) -> None:  # fmt: skip
+def _settle(
+    found: Field,
+    model: nn.Module,
+    target: Target,
+    row: str,
+    draft: str,
+    raw: dict[str, Any],
+    sampling: Sampling,
+    calibration: Sequence[list[int]],
+) -> None:
     strategy = drafts.get(draft)
     reason = strategy.applicable(target)
     if reason is not None:
         found.absent.append(Absent(row, "not_applicable", reason))
         return
     try:
-        resolved = strategy.resolve(target, strategy.parse(raw, target), list(calibration), not sampling.greedy)
+        resolved = strategy.resolve(
+            target, strategy.parse(raw, target), list(calibration), not sampling.greedy
+        )
     except ConfigError:
         raise
     except Exception as error:  # noqa: BLE001  one strategy that fails must not cost the others their rows
@@ -107,8 +129,19 @@ def _settle(found: Field, model: nn.Module, target: Target, row: str, draft: str
     params = {} if resolved.params is None else as_dict(resolved.params)
     decode = ours(model, None if plain else draft, params, sampling)
     extra_bytes = 0 if resolved.params is None else strategy.extra_bytes(target, resolved.params)
-    found.contenders.append(Contender(row, "strategy", decode, draft=draft, params=params, note=resolved.note, plain=plain,
-                                      claimed=strategy.lossless, extra_bytes=extra_bytes))  # fmt: skip
+    found.contenders.append(
+        Contender(
+            row,
+            "strategy",
+            decode,
+            draft=draft,
+            params=params,
+            note=resolved.note,
+            plain=plain,
+            claimed=strategy.lossless,
+            extra_bytes=extra_bytes,
+        )
+    )
     if resolved.predicted_speedup is not None:
         found.predicted[row] = resolved.predicted_speedup
 
@@ -116,7 +149,10 @@ def _settle(found: Field, model: nn.Module, target: Target, row: str, draft: str
 def as_dict(params: Any) -> dict[str, Any]:
     """Return a parameter dataclass as JSON-ready data."""
     values = {name: getattr(params, name) for name in type(params).__dataclass_fields__}
-    return {name: list(value) if isinstance(value, (tuple, set, range)) else value for name, value in values.items()}
+    return {
+        name: list(value) if isinstance(value, (tuple, set, range)) else value
+        for name, value in values.items()
+    }
 
 
 def lookup_peer(model: nn.Module, sampling: Sampling) -> list[Contender]:

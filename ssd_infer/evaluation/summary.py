@@ -44,9 +44,15 @@ class Scoreboard:
         return repetition([tokens for key, tokens in self.found.outputs(name).items() if key[0] == 0])
 
 
-def scoreboard(found: Measurements, contenders: list[Contender], sampling: Sampling, seed: int) -> Scoreboard | None:
+def scoreboard(
+    found: Measurements, contenders: list[Contender], sampling: Sampling, seed: int
+) -> Scoreboard | None:
     """Find the fastest baseline that ran; None when none did, so that nothing can be compared."""
-    running = [item.name for item in contenders if item.kind == "baseline" and item.failure is None and item.name in found.records]
+    running = [
+        item.name
+        for item in contenders
+        if item.kind == "baseline" and item.failure is None and item.name in found.records
+    ]
     if not running:
         return None
     board = Scoreboard(found, sampling, running[0], f"ssd_plain{sampling.suffix}", seed)
@@ -57,8 +63,13 @@ def scoreboard(found: Measurements, contenders: list[Contender], sampling: Sampl
 def baseline_row(contender: Contender, board: Scoreboard | None) -> dict[str, Any]:
     """Return the report's row of a plain decoding."""
     if board is None or contender.failure is not None:
-        return {"name": contender.name, "tokens_per_second": None, "seconds": None, "tokens": 0,
-                "extra": {"reason": contender.failure or "not measured"}}  # fmt: skip
+        return {
+            "name": contender.name,
+            "tokens_per_second": None,
+            "seconds": None,
+            "tokens": 0,
+            "extra": {"reason": contender.failure or "not measured"},
+        }
     totals = board.found.totals(contender.name)
     return {
         "name": contender.name,
@@ -71,61 +82,125 @@ def baseline_row(contender: Contender, board: Scoreboard | None) -> dict[str, An
 
 def peer_row(contender: Contender, board: Scoreboard | None, lossless: LosslessResult) -> dict[str, Any]:
     """Return the report's row of what a user would pick instead."""
-    row: dict[str, Any] = {"name": contender.name, "tokens_per_second": None, "speedup": None, "verdict": "not_run"}
+    row: dict[str, Any] = {
+        "name": contender.name,
+        "tokens_per_second": None,
+        "speedup": None,
+        "verdict": "not_run",
+    }
     if board is None or contender.failure is not None:
-        return row | {"extra": {"params": contender.params, "reason": contender.failure or "no baseline to compare with"}}
+        return row | {
+            "extra": {
+                "params": contender.params,
+                "reason": contender.failure or "no baseline to compare with",
+            }
+        }
     ratio = board.ratio(contender.name)
-    extra = {"params": contender.params, "ci95": ratio.ci95, "against": board.fastest, "detail": lossless.detail,
-             "per_task": [{"name": task, "speedup": board.ratio(contender.name, task).value} for task in board.found.tasks()]}  # fmt: skip
-    return row | {"tokens_per_second": board.rate(contender.name), "speedup": ratio.value, "verdict": lossless.verdict, "extra": extra}
+    extra = {
+        "params": contender.params,
+        "ci95": ratio.ci95,
+        "against": board.fastest,
+        "detail": lossless.detail,
+        "per_task": [
+            {"name": task, "speedup": board.ratio(contender.name, task).value} for task in board.found.tasks()
+        ],
+    }
+    return row | {
+        "tokens_per_second": board.rate(contender.name),
+        "speedup": ratio.value,
+        "verdict": lossless.verdict,
+        "extra": extra,
+    }
 
 
 def absent_row(absent: Absent, claimed: bool = True) -> dict[str, Any]:
     """Return the row of a strategy without figures."""
     return {
-        "name": absent.name, "family": FAMILIES[base_name(absent.name)], "params": {}, "status": absent.status,
+        "name": absent.name,
+        "family": FAMILIES[base_name(absent.name)],
+        "params": {},
+        "status": absent.status,
         "reason": absent.reason,
         "lossless": {"claimed": claimed, "verdict": NOTHING.verdict, "detail": NOTHING.detail},
-        "acceptance": {"rounds": 0, "drafted": 0, "accepted": 0, "alpha": None, "tau": None, "histogram": [], "per_position": []},
-        "speed": {"tokens_per_second": None, "speedup": None, "ci95": None, "predicted_speedup": None, "against": None},
+        "acceptance": {
+            "rounds": 0,
+            "drafted": 0,
+            "accepted": 0,
+            "alpha": None,
+            "tau": None,
+            "histogram": [],
+            "per_position": [],
+        },
+        "speed": {
+            "tokens_per_second": None,
+            "speedup": None,
+            "ci95": None,
+            "predicted_speedup": None,
+            "against": None,
+        },
         "cost": {"draft_ratio_c": None, "verify_ratio": None, "forwards": {"target": 0, "draft": 0}},
-        "memory": {"extra_bytes": None}, "extra": {}, "per_task": [],
-    }  # fmt: skip
+        "memory": {"extra_bytes": None},
+        "extra": {},
+        "per_task": [],
+    }
 
 
-def strategy_row(contender: Contender, board: Scoreboard, lossless: LosslessResult,
-                 more: Mapping[str, Any]) -> dict[str, Any]:  # fmt: skip
+def strategy_row(
+    contender: Contender, board: Scoreboard, lossless: LosslessResult, more: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the row of a strategy that ran."""
     counted, ratio = board.found.counted(contender.name), board.ratio(contender.name)
     cost = measured_cost(counted, board.found.counted(board.plain))
     return {
-        "name": contender.name, "family": FAMILIES[base_name(contender.name)], "params": contender.params, "status": "ok",
+        "name": contender.name,
+        "family": FAMILIES[base_name(contender.name)],
+        "params": contender.params,
+        "status": "ok",
         "reason": contender.note or None,
-        "lossless": {"claimed": contender.claimed, "verdict": lossless.verdict, "detail": lossless.detail, "extra": lossless.extra},
+        "lossless": {
+            "claimed": contender.claimed,
+            "verdict": lossless.verdict,
+            "detail": lossless.detail,
+            "extra": lossless.extra,
+        },
         "acceptance": _acceptance(contender, board),
-        "speed": {"tokens_per_second": board.rate(contender.name), "speedup": ratio.value, "ci95": ratio.ci95,
-                  "predicted_speedup": 1.0 if contender.plain else cost.predicted(counted.total), "against": board.fastest},
+        "speed": {
+            "tokens_per_second": board.rate(contender.name),
+            "speedup": ratio.value,
+            "ci95": ratio.ci95,
+            "predicted_speedup": 1.0 if contender.plain else cost.predicted(counted.total),
+            "against": board.fastest,
+        },
         "cost": cost.fields(counted.total),
         "memory": {"extra_bytes": contender.extra_bytes},
         "extra": _extra(contender, board, cost) | dict(more),
         "per_task": [_per_task(contender, board, task) for task in board.found.tasks()],
-    }  # fmt: skip
+    }
 
 
 def _acceptance(contender: Contender, board: Scoreboard) -> dict[str, Any]:
-    """Return pooled counters; `per_position` is conditional: accepted at k ÷ drafts whose predecessors were accepted."""
+    """Return pooled counters; `per_position` is conditional: accepted at k ÷ drafts that verification reached."""
     total = board.found.counted(contender.name).total
     pairs = zip(total.per_position_accepted, total.per_position_drafted, strict=True)
     return {
-        "rounds": total.rounds, "drafted": total.drafted, "accepted": total.accepted, "alpha": total.alpha, "tau": total.tau,
-        "histogram": list(total.histogram), "per_position": [taken / reached if reached else None for taken, reached in pairs],
-    }  # fmt: skip
+        "rounds": total.rounds,
+        "drafted": total.drafted,
+        "accepted": total.accepted,
+        "alpha": total.alpha,
+        "tau": total.tau,
+        "histogram": list(total.histogram),
+        "per_position": [taken / reached if reached else None for taken, reached in pairs],
+    }
 
 
 def _extra(contender: Contender, board: Scoreboard, cost: Cost) -> dict[str, Any]:
     counted = board.found.counted(contender.name)
-    ratios = [our.tokens / our.seconds / (their.tokens / their.seconds)
-              for our, their in zip(board.found.totals(contender.name), board.found.totals(board.fastest), strict=True)]  # fmt: skip
+    ratios = [
+        our.tokens / our.seconds / (their.tokens / their.seconds)
+        for our, their in zip(
+            board.found.totals(contender.name), board.found.totals(board.fastest), strict=True
+        )
+    ]
     return {
         "draft": contender.draft,
         "sampling": board.sampling.arguments(),
@@ -139,16 +214,30 @@ def _extra(contender: Contender, board: Scoreboard, cost: Cost) -> dict[str, Any
 
 
 def _sample_alpha(name: str, found: Measurements) -> float | None:
-    rows = [row.alpha for record in found.records[name] if record.decoded.stats for row in record.decoded.stats.rows]
+    rows = [
+        row.alpha
+        for record in found.records[name]
+        if record.decoded.stats
+        for row in record.decoded.stats.rows
+    ]
     known = [alpha for alpha in rows if alpha is not None]
     return sum(known) / len(known) if known else None
 
 
 def _per_task(contender: Contender, board: Scoreboard, task: str) -> dict[str, Any]:
     ratio, total = board.ratio(contender.name, task), board.found.counted(contender.name, task).total
-    outputs = [tokens for record in board.found.records[contender.name] if record.task == task and record.repeat == 0
-               for tokens in record.decoded.tokens]  # fmt: skip
+    outputs = [
+        tokens
+        for record in board.found.records[contender.name]
+        if record.task == task and record.repeat == 0
+        for tokens in record.decoded.tokens
+    ]
     return {
-        "name": task, "tokens_per_second": board.rate(contender.name, task), "speedup": ratio.value, "ci95": ratio.ci95,
-        "alpha": total.alpha, "tau": total.tau, "extra": {"repetition": repetition(outputs)},
-    }  # fmt: skip
+        "name": task,
+        "tokens_per_second": board.rate(contender.name, task),
+        "speedup": ratio.value,
+        "ci95": ratio.ci95,
+        "alpha": total.alpha,
+        "tau": total.tau,
+        "extra": {"repetition": repetition(outputs)},
+    }

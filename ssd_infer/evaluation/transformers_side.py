@@ -32,9 +32,15 @@ def hf_decode(model: Any, sampling: Sampling, **extra: Any) -> Decode:
         before = model.config.num_hidden_layers
         try:
             out = model.generate(
-                ids, attention_mask=mask, max_new_tokens=max_new_tokens, pad_token_id=pad, eos_token_id=eos or None,
-                repetition_penalty=1.0, **sampling.arguments(), **extra,
-            )  # fmt: skip
+                ids,
+                attention_mask=mask,
+                max_new_tokens=max_new_tokens,
+                pad_token_id=pad,
+                eos_token_id=eos or None,
+                repetition_penalty=1.0,
+                **sampling.arguments(),
+                **extra,
+            )
         finally:
             model.config.num_hidden_layers = before
         return [cut_at_eos(row, eos) for row in out[:, ids.shape[1] :].tolist()], None
@@ -64,8 +70,17 @@ def hf_baseline(model: nn.Module, sampling: Sampling) -> Contender:
 def hf_peers(model: nn.Module, sampling: Sampling, exit_layer: int) -> list[Contender]:
     """Return prompt lookup, and for greedy decoding `assistant_early_exit` at the exit our own draft uses."""
     lookup = hf_decode(model, sampling, prompt_lookup_num_tokens=LOOKUP_TOKENS)
-    peers = [Contender(f"prompt_lookup{sampling.suffix}", "peer", lookup, params={"prompt_lookup_num_tokens": LOOKUP_TOKENS})]
+    peers = [
+        Contender(
+            f"prompt_lookup{sampling.suffix}",
+            "peer",
+            lookup,
+            params={"prompt_lookup_num_tokens": LOOKUP_TOKENS},
+        )
+    ]
     if sampling.greedy:
         assistant = hf_decode(model, sampling, assistant_early_exit=exit_layer)
-        peers.append(Contender("assistant_early_exit", "peer", assistant, params={"assistant_early_exit": exit_layer}))
+        peers.append(
+            Contender("assistant_early_exit", "peer", assistant, params={"assistant_early_exit": exit_layer})
+        )
     return peers

@@ -23,17 +23,30 @@ def verdict(strategies: list[Row], peers: list[Row], notes: list[str]) -> dict[s
     loops = any(_loops(row) for row in greedy)
     pool = (sampled if loops and sampled else greedy) or passed
     best = max(pool, key=lambda row: row["speed"]["speedup"], default=None)
-    warnings = [*_failures(strategies), *_loop_warnings(greedy, bool(sampled)), *_peer_warnings(best, greedy, peers), *_misses(passed)]
+    warnings = [
+        *_failures(strategies),
+        *_loop_warnings(greedy, bool(sampled)),
+        *_peer_warnings(passed, peers),
+        *_misses(passed),
+    ]
     if best is not None and best["speed"]["speedup"] <= 1.0:
-        warnings.append("no strategy is faster than plain decoding on this checkpoint; decode with draft=None")
+        warnings.append(
+            "no strategy is faster than plain decoding on this checkpoint; decode with draft=None"
+        )
     return {
         "best_strategy": best["name"] if best else None,
         "best_params": best["params"] if best else None,
         "speedup": best["speed"]["speedup"] if best else None,
         "warnings": [*warnings, *notes],
-        "extra": {"draft": best["extra"]["draft"], "ci95": best["speed"]["ci95"], "against": best["speed"]["against"],
-                  "headline": "sampling" if is_sampled(best) else "greedy"} if best else {},
-    }  # fmt: skip
+        "extra": {
+            "draft": best["extra"]["draft"],
+            "ci95": best["speed"]["ci95"],
+            "against": best["speed"]["against"],
+            "headline": "sampling" if is_sampled(best) else "greedy",
+        }
+        if best
+        else {},
+    }
 
 
 def _loops(row: Row) -> bool:
@@ -58,24 +71,34 @@ def _loop_warnings(greedy: list[Row], sampled: bool) -> list[str]:
         return []
     share = min(row["extra"]["repetition"]["distinct_3"] for row in looping)
     remedy = "; the sampling rows are the headline" if sampled else "; measure at temperature 1 too"
-    return [f"greedy outputs repeat themselves (distinct-3 {share:.2f}), which flatters acceptance and speedup{remedy}"]
+    return [
+        f"greedy outputs repeat themselves (distinct-3 {share:.2f}), which flatters acceptance and speedup{remedy}"
+    ]
 
 
-def _peer_warnings(best: Row | None, greedy: list[Row], peers: list[Row]) -> list[str]:
-    """Say where transformers' prompt lookup is faster than the best strategy, over all prompts and by task."""
-    row = best if best is not None and not is_sampled(best) else max(greedy, key=lambda row: row["speed"]["speedup"], default=None)
-    lookup = next((peer for peer in peers if peer["name"] == "prompt_lookup" and peer["speedup"] is not None), None)
-    if row is None or lookup is None:
-        return []
+def _peer_warnings(rows: list[Row], peers: list[Row]) -> list[str]:
+    """Say where transformers' prompt lookup beats the best strategy at the same setting, overall and by task."""
     warnings = []
-    if lookup["speedup"] > row["speed"]["speedup"]:
-        warnings.append(f"{row['name']} loses to transformers' prompt lookup ({row['speed']['speedup']:.2f}× against {lookup['speedup']:.2f}×)")
-    theirs = {task["name"]: task["speedup"] for task in lookup["extra"]["per_task"]}
-    warnings += [
-        f"{row['name']} loses to transformers' prompt lookup on {task['name']} ({task['speedup']:.2f}× against {theirs[task['name']]:.2f}×)"
-        for task in row["per_task"] if len(row["per_task"]) > 1 and theirs.get(task["name"], 0.0) > task["speedup"]
-    ]  # fmt: skip
+    for peer in peers:
+        name, _, setting = peer["name"].partition(":")
+        pool = [row for row in rows if is_sampled(row) == bool(setting) and row["name"].endswith(setting)]
+        if name != "prompt_lookup" or peer["speedup"] is None or not pool:
+            continue
+        best = max(pool, key=lambda row: float(row["speed"]["speedup"]))
+        warnings += _losses(best, peer)
     return warnings
+
+
+def _losses(row: Row, peer: Row) -> list[str]:
+    pairs = [("", row["speed"]["speedup"], peer["speedup"])]
+    theirs = {task["name"]: task["speedup"] for task in peer["extra"]["per_task"]}
+    if len(theirs) > 1:
+        pairs += [(f" on {task['name']}", task["speedup"], theirs[task["name"]]) for task in row["per_task"]]
+    return [
+        f"{row['name']} loses to transformers' prompt lookup{where} ({ours:.2f}× against {lookup:.2f}×)"
+        for where, ours, lookup in pairs
+        if lookup > ours
+    ]
 
 
 def _misses(rows: list[Row]) -> list[str]:
@@ -83,6 +106,8 @@ def _misses(rows: list[Row]) -> list[str]:
     for row in rows:
         measured, predicted = row["speed"]["speedup"], row["speed"]["predicted_speedup"]
         if predicted is not None and abs(measured / predicted - 1) > NOISE:
-            warnings.append(f"{row['name']}: measured {measured:.2f}× but its own costs predict {predicted:.2f}×; "
-                            "the timing is noisy or time goes where neither drafting nor verifying is")  # fmt: skip
+            warnings.append(
+                f"{row['name']}: measured {measured:.2f}× but its own costs predict {predicted:.2f}×; "
+                "the timing is noisy or time goes where neither drafting nor verifying is"
+            )
     return warnings

@@ -17,11 +17,24 @@ from ssd_infer.report.rows import Report, is_sampled, ok_rows
 
 INK, MUTED, GRID = "#1f2937", "#6b7280", "#e5e7eb"
 COLOURS = ("#2563eb", "#ea580c", "#059669", "#9333ea", "#db2777", "#0891b2", "#ca8a04", "#475569")
-STYLE = {
-    "font.size": 10, "font.family": "DejaVu Sans", "axes.edgecolor": "#9ca3af", "axes.labelcolor": INK, "text.color": INK,
-    "xtick.color": MUTED, "ytick.color": MUTED, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
-    "grid.color": GRID, "axes.axisbelow": True, "legend.frameon": False, "svg.hashsalt": "ssd", "text.parse_math": False, "svg.fonttype": "path",
-}  # fmt: skip
+STYLE: Any = {
+    "font.size": 10,
+    "font.family": "DejaVu Sans",
+    "axes.edgecolor": "#9ca3af",
+    "axes.labelcolor": INK,
+    "text.color": INK,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": GRID,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "svg.hashsalt": "ssd",
+    "text.parse_math": False,
+    "svg.fonttype": "path",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +49,33 @@ class Chart:
 def draw_charts(report: Report) -> list[Chart]:
     """Draw every plot the report has data for, in reading order."""
     plots: list[tuple[str, str, Callable[[Report], Figure | None]]] = [
-        ("Speedup over the fastest plain decoding", "Bars are measured, whiskers the 95 % interval; 1 is plain decoding.", _speedups),
-        ("Acceptance by position", "How often the k-th drafted token is accepted when verification reaches it.", _positions),
-        ("Exit layer × draft length", "Left: predicted by the cost model. Right: measured; empty cells were not measured. "
-         "Both on calibration prompts.", _grid),
-        ("Predicted against measured", "On the line the cost model is right; below it the decoder is slower than predicted.", _scatter),
-        ("Loss and agreement per exit layer", "Held-out text, teacher forcing: what the model knows after each layer.", _quality),
-    ]  # fmt: skip
+        (
+            "Speedup over the fastest plain decoding",
+            "Bars are measured, whiskers the 95 % interval; 1 is plain decoding.",
+            _speedups,
+        ),
+        (
+            "Acceptance by position",
+            "How often the k-th drafted token is accepted when verification reaches it.",
+            _positions,
+        ),
+        (
+            "Exit layer × draft length",
+            "Left: predicted by the cost model. Right: measured; empty cells were not measured. "
+            "Both on calibration prompts.",
+            _grid,
+        ),
+        (
+            "Predicted against measured",
+            "On the line the cost model is right; below it the decoder is slower than predicted.",
+            _scatter,
+        ),
+        (
+            "Loss and agreement per exit layer",
+            "Held-out text, teacher forcing: what the model knows after each layer.",
+            _quality,
+        ),
+    ]
     charts = []
     for title, caption, draw in plots:
         with mpl.rc_context(STYLE):
@@ -55,7 +88,9 @@ def draw_charts(report: Report) -> list[Chart]:
 def svg_text(figure: Figure) -> str:
     """Return the figure as an SVG document, without a date and with fixed ids."""
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, bbox_inches="tight", pad_inches=0.08)
+    figure.savefig(
+        buffer, format="svg", metadata={"Date": None, "Creator": None}, bbox_inches="tight", pad_inches=0.08
+    )
     return buffer.getvalue()
 
 
@@ -71,9 +106,15 @@ def label_text(name: str) -> str:
 
 
 def _speedups(report: Report) -> Figure | None:
-    bars = [(row["name"], row["speed"]["speedup"], row["speed"]["ci95"], is_sampled(row)) for row in ok_rows(report)]
-    bars += [(row["name"], row["speedup"], row.get("extra", {}).get("ci95"), None)
-             for row in report["peers"] if row["speedup"] is not None]  # fmt: skip
+    bars: list[tuple[str, float, list[float] | None, bool | None]] = [
+        (row["name"], row["speed"]["speedup"], row["speed"]["ci95"], is_sampled(row))
+        for row in ok_rows(report)
+    ]
+    bars += [
+        (row["name"], row["speedup"], row.get("extra", {}).get("ci95"), None)
+        for row in report["peers"]
+        if row["speedup"] is not None
+    ]
     if not bars:
         return None
     bars.sort(key=lambda bar: bar[1])
@@ -100,8 +141,16 @@ def _positions(report: Report) -> Figure | None:
     figure, axes = _figure(6.4, 3.6)
     for index, row in enumerate(rows[: len(COLOURS)]):
         shares = [float("nan") if share is None else share for share in row["acceptance"]["per_position"]]
-        axes.plot(range(1, len(shares) + 1), shares, marker="o", markersize=4.5, linewidth=1.8, color=COLOURS[index],
-                  linestyle="--" if is_sampled(row) else "-", label=label_text(row["name"]))  # fmt: skip
+        axes.plot(
+            range(1, len(shares) + 1),
+            shares,
+            marker="o",
+            markersize=4.5,
+            linewidth=1.8,
+            color=COLOURS[index],
+            linestyle="--" if is_sampled(row) else "-",
+            label=label_text(row["name"]),
+        )
     longest = max(len(row["acceptance"]["per_position"]) for row in rows)
     axes.set(xlabel="draft position k", ylabel="accepted", ylim=(0, 1.02), xlim=(0.75, longest + 0.25))
     axes.set_xticks(range(1, longest + 1, max(1, longest // 8)))
@@ -115,8 +164,11 @@ def _grid(report: Report) -> Figure | None:
 
 
 def _scatter(report: Report) -> Figure | None:
-    rows = [(row["speed"]["predicted_speedup"], row["speed"]["speedup"], row["name"]) for row in ok_rows(report)
-            if row["speed"]["predicted_speedup"] is not None]  # fmt: skip
+    rows = [
+        (row["speed"]["predicted_speedup"], row["speed"]["speedup"], row["name"])
+        for row in ok_rows(report)
+        if row["speed"]["predicted_speedup"] is not None
+    ]
     cells = _grid_points(grid_of(report) or {})
     if not rows and not cells:
         return None
@@ -125,9 +177,17 @@ def _scatter(report: Report) -> Figure | None:
     figure, axes = _figure(6.4, 4.2)
     axes.plot([low, high], [low, high], color="#9ca3af", linewidth=1, linestyle=(0, (4, 3)))
     if cells:
-        axes.scatter(*zip(*cells, strict=True), s=22, color="#9ca3af", label="E × γ cells (calibration)")
+        across, up = zip(*cells, strict=True)
+        axes.scatter(across, up, s=22, color="#9ca3af", label="E × γ cells (calibration)")
     for index, (predicted, measured, name) in enumerate(rows):
-        axes.scatter([predicted], [measured], s=52, color=COLOURS[index % len(COLOURS)], label=label_text(name), zorder=3)
+        axes.scatter(
+            [predicted],
+            [measured],
+            s=52,
+            color=COLOURS[index % len(COLOURS)],
+            label=label_text(name),
+            zorder=3,
+        )
     axes.set(xlabel="predicted speedup", ylabel="measured speedup", xlim=(low, high), ylim=(low, high))
     axes.set_aspect("equal")
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=9)
@@ -146,12 +206,21 @@ def _quality(report: Report) -> Figure | None:
         return None
     layers = [exit_["layer"] for exit_ in exits]
     figure, axes = _figure(6.4, 3.6)
-    axes.plot(layers, [exit_["loss"] for exit_ in exits], color=COLOURS[0], marker="o", markersize=4, linewidth=1.8)
+    axes.plot(
+        layers, [exit_["loss"] for exit_ in exits], color=COLOURS[0], marker="o", markersize=4, linewidth=1.8
+    )
     axes.set_xlabel("layers used")
     axes.set_ylabel("cross-entropy loss (nats per token)", color=COLOURS[0])
     axes.set_xticks(layers[:: max(1, len(layers) // 10)])
     right = axes.twinx()
-    right.plot(layers, [exit_["agreement"] for exit_ in exits], color=COLOURS[1], marker="s", markersize=4, linewidth=1.8)
+    right.plot(
+        layers,
+        [exit_["agreement"] for exit_ in exits],
+        color=COLOURS[1],
+        marker="s",
+        markersize=4,
+        linewidth=1.8,
+    )
     right.set_ylabel("top-1 agreement with the last layer", color=COLOURS[1])
     right.set_ylim(0, 1.03)
     right.grid(visible=False)

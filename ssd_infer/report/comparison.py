@@ -24,10 +24,17 @@ def compare(reports: Sequence[Report], labels: Sequence[str] | None = None) -> d
     return {
         "labels": names,
         "summaries": [summary(report) for report in reports],
-        "rows": [{"name": name, "cells": [_cell(find_row(report, name)) for report in reports]} for name in strategies],
-        "regressions": [line for name, report in list(zip(names, reports, strict=True))[1:] for line in regressions(reports[0], report, name)],
+        "rows": [
+            {"name": name, "cells": [_cell(find_row(report, name)) for report in reports]}
+            for name in strategies
+        ],
+        "regressions": [
+            line
+            for name, report in list(zip(names, reports, strict=True))[1:]
+            for line in regressions(reports[0], report, name)
+        ],
         "remarks": remarks(reports),
-    }  # fmt: skip
+    }
 
 
 def label_reports(reports: Sequence[Report]) -> list[str]:
@@ -45,10 +52,15 @@ def summary(report: Report) -> dict[str, Any]:
     quality, verdict = report["quality"], report["verdict"]
     plain = max((row["tokens_per_second"] or 0.0 for row in report["baselines"]), default=0.0)
     return {
-        "checkpoint": report["identity"]["checkpoint"], "recipe": report["identity"]["recipe"], "step": report["identity"]["step"],
-        "best": verdict["best_strategy"], "speedup": verdict["speedup"], "plain_tokens_per_second": plain or None,
-        "loss": quality.get("loss"), "warnings": len(verdict["warnings"]),
-    }  # fmt: skip
+        "checkpoint": report["identity"]["checkpoint"],
+        "recipe": report["identity"]["recipe"],
+        "step": report["identity"]["step"],
+        "best": verdict["best_strategy"],
+        "speedup": verdict["speedup"],
+        "plain_tokens_per_second": plain or None,
+        "loss": quality.get("loss"),
+        "warnings": len(verdict["warnings"]),
+    }
 
 
 def regressions(before: Report, after: Report, label: str) -> list[str]:
@@ -66,23 +78,37 @@ def regressions(before: Report, after: Report, label: str) -> list[str]:
 def remarks(reports: Sequence[Report]) -> list[str]:
     """Say why figures may not be comparable: other machine, precision, prompts or batch size."""
     facts = {
-        "machine": [(r["environment"]["device"], r["environment"]["cpu"], r["environment"]["threads"]) for r in reports],
+        "machine": [
+            (r["environment"]["device"], r["environment"]["cpu"], r["environment"]["threads"])
+            for r in reports
+        ],
         "precision": [r["environment"]["dtype"] for r in reports],
-        "prompts": [[(t["name"], t.get("extra", {}).get("prompts_sha256")) for t in r["protocol"]["tasks"]] for r in reports],
+        "prompts": [
+            [(t["name"], t.get("extra", {}).get("prompts_sha256")) for t in r["protocol"]["tasks"]]
+            for r in reports
+        ],
         "batch size": [r["protocol"]["batch_size"] for r in reports],
         "output length": [[t["new_tokens"] for t in r["protocol"]["tasks"]] for r in reports],
     }
-    return [f"these reports differ in their {name}" for name, values in facts.items() if any(value != values[0] for value in values)]
+    return [
+        f"these reports differ in their {name}"
+        for name, values in facts.items()
+        if any(value != values[0] for value in values)
+    ]
 
 
 def _worse(old: Row, new: Row | None) -> list[str]:
     if new is None or new["status"] != "ok":
-        return [f"{old['name']} was measured before and is now {'missing' if new is None else new['status'].replace('_', ' ')}"]
+        now = "missing" if new is None else new["status"].replace("_", " ")
+        return [f"{old['name']} was measured before and is now {now}"]
     found = []
     if old["lossless"]["verdict"] == "pass" != new["lossless"]["verdict"]:
-        found.append(f"{old['name']} passed its losslessness test before and now says {new['lossless']['verdict'].replace('_', ' ')}")
+        now = new["lossless"]["verdict"].replace("_", " ")
+        found.append(f"{old['name']} passed its losslessness test before and now says {now}")
     if _slower(old["speed"], new["speed"]):
-        found.append(f"{old['name']} speedup fell from {old['speed']['speedup']:.2f}× to {new['speed']['speedup']:.2f}×")
+        found.append(
+            f"{old['name']} speedup fell from {old['speed']['speedup']:.2f}× to {new['speed']['speedup']:.2f}×"
+        )
     before, after = old["acceptance"]["alpha"], new["acceptance"]["alpha"]
     if before is not None and after is not None and after < before - ALPHA_DROP:
         found.append(f"{old['name']} α fell from {before:.2f} to {after:.2f}")
@@ -98,7 +124,21 @@ def _slower(old: dict[str, Any], new: dict[str, Any]) -> bool:
 
 def _cell(row: Row | None) -> dict[str, Any]:
     if row is None:
-        return {"status": "missing", "speedup": None, "ci95": None, "alpha": None, "tau": None, "verdict": None, "params": {}}
-    return {"status": row["status"], "speedup": row["speed"]["speedup"], "ci95": row["speed"]["ci95"],
-            "alpha": row["acceptance"]["alpha"], "tau": row["acceptance"]["tau"], "verdict": row["lossless"]["verdict"],
-            "params": row["params"]}  # fmt: skip
+        return {
+            "status": "missing",
+            "speedup": None,
+            "ci95": None,
+            "alpha": None,
+            "tau": None,
+            "verdict": None,
+            "params": {},
+        }
+    return {
+        "status": row["status"],
+        "speedup": row["speed"]["speedup"],
+        "ci95": row["speed"]["ci95"],
+        "alpha": row["acceptance"]["alpha"],
+        "tau": row["acceptance"]["tau"],
+        "verdict": row["lossless"]["verdict"],
+        "params": row["params"],
+    }

@@ -25,13 +25,23 @@ def cell_text(cell: dict[str, Any]) -> str:
 def summary_cells(label: str, entry: dict[str, Any]) -> list[str]:
     """Return one report's line of the summary table."""
     step = "–" if entry["step"] is None else str(entry["step"])
-    return [label, entry["recipe"] or "–", step, entry["best"] or "–", times(entry["speedup"]),
-            number(entry["plain_tokens_per_second"], 1), number(entry["loss"], 3), str(entry["warnings"])]  # fmt: skip
+    return [
+        label,
+        entry["recipe"] or "–",
+        step,
+        entry["best"] or "–",
+        times(entry["speedup"]),
+        number(entry["plain_tokens_per_second"], 1),
+        number(entry["loss"], 3),
+        str(entry["warnings"]),
+    ]
 
 
 def visible_rows(comparison: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the rows at least one report measured or failed."""
-    return [row for row in comparison["rows"] if any(cell["status"] in ("ok", "failed") for cell in row["cells"])]
+    return [
+        row for row in comparison["rows"] if any(cell["status"] in ("ok", "failed") for cell in row["cells"])
+    ]
 
 
 def terminal_tables(comparison: dict[str, Any]) -> list[Table]:
@@ -55,9 +65,15 @@ def _table(head: Iterable[str]) -> Table:
 
 def render_comparison(comparison: dict[str, Any]) -> str:
     """Render a comparison as Markdown; equal comparisons give equal bytes."""
-    lines = [summary_cells(label, entry) for label, entry in zip(comparison["labels"], comparison["summaries"], strict=True)]
+    lines = [
+        summary_cells(label, entry)
+        for label, entry in zip(comparison["labels"], comparison["summaries"], strict=True)
+    ]
     cells = [[row["name"], *(cell_text(cell) for cell in row["cells"])] for row in visible_rows(comparison)]
-    params = [[row["name"], *(params_text(cell["params"]) for cell in row["cells"])] for row in visible_rows(comparison)]
+    params = [
+        [row["name"], *(params_text(cell["params"]) for cell in row["cells"])]
+        for row in visible_rows(comparison)
+    ]
     worse = "\n".join(f"- {markdown(line)}" for line in comparison["regressions"]) or "None."
     parts = [
         "# Comparison of checkpoint reports",
@@ -68,5 +84,7 @@ def render_comparison(comparison: dict[str, Any]) -> str:
         f"## Regressions against {markdown(comparison['labels'][0])}\n\n{worse}",
     ]
     if comparison["remarks"]:
-        parts.append("## Read with care\n\n" + "\n".join(f"- {markdown(line)}" for line in comparison["remarks"]))
+        parts.append(
+            "## Read with care\n\n" + "\n".join(f"- {markdown(line)}" for line in comparison["remarks"])
+        )
     return "\n\n".join(parts) + "\n"

@@ -15,13 +15,19 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
         "tokens per second of the strategy ÷ tokens per second of the fastest plain decoding in the same run, "
         "ratio of totals; interval: bootstrap over prompts, 95 %",
     ),
-    ("predicted speedup", "(1 + γα) ÷ (γc + v) from this row's measured α, c and v; no wall clock of the row enters"),
+    (
+        "predicted speedup",
+        "(1 + γα) ÷ (γc + v) from this row's measured α, c and v; no wall clock of the row enters",
+    ),
     (
         "lossless",
         "greedy: the same tokens as plain greedy decoding of this checkpoint, equal length included; "
         "sampling (rows `:t1`): a χ² test against the exactly enumerated distribution, failing below p = 0.0001",
     ),
-    ("distinct-n", "different n-grams ÷ all n-grams inside one output, averaged over outputs; low values mean loops"),
+    (
+        "distinct-n",
+        "different n-grams ÷ all n-grams inside one output, averaged over outputs; low values mean loops",
+    ),
     ("agreement", "share of held-out positions where an exit's top token is the last layer's top token"),
 )
 """Pairs of (name, definition), printed at the end of every report. Tokens past EOS or the limit count nowhere."""

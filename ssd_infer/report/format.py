@@ -44,7 +44,7 @@ def bytes_text(value: int | None) -> str:
 
 
 def params_text(params: Mapping[str, Any] | None) -> str:
-    """Format parameters as `E=2, γ=3`; long lists are shortened to their length, a confidence of 0 (off) is left out."""
+    """Format parameters as `E=2, γ=3`; long lists become their length, a confidence of 0 (off) is left out."""
     params = {key: value for key, value in (params or {}).items() if (key, value) != ("confidence", 0)}
     if not params:
         return MISSING

@@ -35,7 +35,9 @@ def draw_heatmaps(grid: Grid) -> Figure:
     return figure
 
 
-def _panel(axes: Axes, cells: list[dict[str, Any]], exits: list[int], gammas: list[int], norm: TwoSlopeNorm) -> None:
+def _panel(
+    axes: Axes, cells: list[dict[str, Any]], exits: list[int], gammas: list[int], norm: TwoSlopeNorm
+) -> None:
     table = [[float("nan")] * len(gammas) for _ in exits]
     for cell in cells:
         table[exits.index(cell["exit_layer"])][gammas.index(cell["gamma"])] = cell["speedup"]
@@ -50,12 +52,25 @@ def _panel(axes: Axes, cells: list[dict[str, Any]], exits: list[int], gammas: li
         _write_cell(axes, cell, exits, gammas, norm, cell["speedup"] == best)
 
 
-def _write_cell(axes: Axes, cell: dict[str, Any], exits: list[int], gammas: list[int], norm: TwoSlopeNorm,
-                best: bool) -> None:  # fmt: skip
+def _write_cell(
+    axes: Axes, cell: dict[str, Any], exits: list[int], gammas: list[int], norm: TwoSlopeNorm, best: bool
+) -> None:
     column, line = gammas.index(cell["gamma"]), exits.index(cell["exit_layer"])
     dark = abs(float(norm(cell["speedup"])) - 0.5) > 0.3
-    axes.text(column, line, f"{cell['speedup']:.2f}", ha="center", va="center", fontsize=8,
-              color="white" if dark else "#1f2937", fontweight="bold" if best else "normal")  # fmt: skip
+    axes.text(
+        column,
+        line,
+        f"{cell['speedup']:.2f}",
+        ha="center",
+        va="center",
+        fontsize=8,
+        color="white" if dark else "#1f2937",
+        fontweight="bold" if best else "normal",
+    )
     if best:
-        axes.plot([column - 0.48, column + 0.48, column + 0.48, column - 0.48, column - 0.48],
-                  [line - 0.46, line - 0.46, line + 0.46, line + 0.46, line - 0.46], color="#111827", linewidth=1.6)  # fmt: skip
+        axes.plot(
+            [column - 0.48, column + 0.48, column + 0.48, column - 0.48, column - 0.48],
+            [line - 0.46, line - 0.46, line + 0.46, line + 0.46, line - 0.46],
+            color="#111827",
+            linewidth=1.6,
+        )

@@ -11,7 +11,16 @@ from typing import Any
 from ssd_infer.report.charts import Chart, draw_charts
 from ssd_infer.report.definitions import DEFINITIONS
 from ssd_infer.report.format import bytes_text, interval, number, params_text, percent, plain, times
-from ssd_infer.report.rows import STATUS_TEXT, Report, Row, broken_rows, find_row, headline, ok_rows, other_rows
+from ssd_infer.report.rows import (
+    STATUS_TEXT,
+    Report,
+    Row,
+    broken_rows,
+    find_row,
+    headline,
+    ok_rows,
+    other_rows,
+)
 
 
 def text(value: object) -> str:
@@ -25,7 +34,7 @@ def page(title: str, body: str) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; img-src data:; "
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:; '
         f"style-src 'unsafe-inline'\"><title>{text(title)}</title>\n<style>\n{style}</style></head>\n"
         f"<body><main>\n{body}\n</main></body></html>\n"
     )
@@ -33,7 +42,9 @@ def page(title: str, body: str) -> str:
 
 def html_table(head: Iterable[str], rows: Iterable[str], numeric: range = range(0)) -> str:
     """Draw a table from plain titles and ready `<tr>` strings; titles at the `numeric` indices are right-aligned."""
-    titles = "".join(f'<th{" class=n" if i in numeric else ""}>{text(title)}</th>' for i, title in enumerate(head))
+    titles = "".join(
+        f"<th{' class=n' if i in numeric else ''}>{text(title)}</th>" for i, title in enumerate(head)
+    )
     return f'<div class="scroll"><table><thead><tr>{titles}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
 
 
@@ -55,12 +66,17 @@ def render_html(report: Report) -> str:
         _section("Strategies", _strategies(report)),
         _section("Plots", figures(draw_charts(report))),
         _section("Losslessness", _lossless(report)),
-        '<div class="two">' + _section("Plain decoding and peers", _others(report)) + _section("By task", _tasks(report)) + "</div>",
+        '<div class="two">'
+        + _section("Plain decoding and peers", _others(report))
+        + _section("By task", _tasks(report))
+        + "</div>",
         _section("Quality of the checkpoint", _quality(report["quality"])),
-        '<div class="two">' + _section("Protocol", _protocol(report["protocol"]))
-        + _section("Identity and environment", _environment(report)) + "</div>",
+        '<div class="two">'
+        + _section("Protocol", _protocol(report["protocol"]))
+        + _section("Identity and environment", _environment(report))
+        + "</div>",
         _section("Definitions", definitions()),
-    ]  # fmt: skip
+    ]
     return page("Checkpoint report", "\n".join(part for part in parts if part))
 
 
@@ -78,7 +94,11 @@ def figures(charts: Iterable[Chart]) -> str:
 
 def definitions() -> str:
     """Draw the definitions every report prints."""
-    return "<dl>" + "".join(f"<dt>{text(name)}</dt><dd>{text(meaning)}</dd>" for name, meaning in DEFINITIONS) + "</dl>"
+    return (
+        "<dl>"
+        + "".join(f"<dt>{text(name)}</dt><dd>{text(meaning)}</dd>" for name, meaning in DEFINITIONS)
+        + "</dl>"
+    )
 
 
 def _section(title: str, body: str) -> str:
@@ -112,26 +132,52 @@ def _best_tiles(row: Row) -> list[str]:
     return [
         _tile(times(speed["speedup"]), f"speedup, 95 % {interval(speed['ci95'])}"),
         _tile(row["name"], params_text(row["params"])),
-        _tile({"pass": "pass", "fail": "FAIL", "not_run": "not run"}[row["lossless"]["verdict"]], "losslessness test"),
-        _tile(f"{number(speed['tokens_per_second'], 0)} /s", f"tokens; predicted {times(speed['predicted_speedup'])}"),
+        _tile(
+            {"pass": "pass", "fail": "FAIL", "not_run": "not run"}[row["lossless"]["verdict"]],
+            "losslessness test",
+        ),
+        _tile(
+            f"{number(speed['tokens_per_second'], 0)} /s",
+            f"tokens; predicted {times(speed['predicted_speedup'])}",
+        ),
         _tile(number(acceptance["tau"]), f"tokens per verify, α {number(acceptance['alpha'])}"),
     ]
 
 
 def _peer_tiles(report: Report) -> list[str]:
-    return [_tile(times(peer["speedup"]), "prompt lookup, greedy, same prompts")
-            for peer in report["peers"] if peer["name"] == "prompt_lookup" and peer["speedup"] is not None]  # fmt: skip
+    return [
+        _tile(times(peer["speedup"]), "prompt lookup, greedy, same prompts")
+        for peer in report["peers"]
+        if peer["name"] == "prompt_lookup" and peer["speedup"] is not None
+    ]
 
 
 def _warnings(warnings: list[str]) -> str:
     if not warnings:
         return ""
-    return '<section class="warnings"><h2>Warnings</h2><ul>' + "".join(f"<li>{text(w)}</li>" for w in warnings) + "</ul></section>"
+    return (
+        '<section class="warnings"><h2>Warnings</h2><ul>'
+        + "".join(f"<li>{text(w)}</li>" for w in warnings)
+        + "</ul></section>"
+    )
 
 
 def _strategies(report: Report) -> str:
-    head = ("strategy", "parameters", "lossless", "speedup", "95 %", "predicted", "tokens/s", "α", "τ", "c", "v",
-            "distinct-3", "memory")  # fmt: skip
+    head = (
+        "strategy",
+        "parameters",
+        "lossless",
+        "speedup",
+        "95 %",
+        "predicted",
+        "tokens/s",
+        "α",
+        "τ",
+        "c",
+        "v",
+        "distinct-3",
+        "memory",
+    )
     best = report["verdict"]["best_strategy"]
     rows = [_measured(row, row["name"] == best) for row in ok_rows(report)]
     rows += [_unmeasured(row, len(head)) for row in other_rows(report)]
@@ -141,22 +187,30 @@ def _strategies(report: Report) -> str:
 def _measured(row: Row, best: bool) -> str:
     speed, cost, acceptance = row["speed"], row["cost"], row["acceptance"]
     numbers = (
-        times(speed["speedup"]), interval(speed["ci95"]), times(speed["predicted_speedup"]),
-        number(speed["tokens_per_second"], 1), number(acceptance["alpha"]), number(acceptance["tau"]),
-        number(cost["draft_ratio_c"]), number(cost["verify_ratio"]),
-        number(row["extra"].get("repetition", {}).get("distinct_3")), bytes_text(row["memory"]["extra_bytes"]),
-    )  # fmt: skip
+        times(speed["speedup"]),
+        interval(speed["ci95"]),
+        times(speed["predicted_speedup"]),
+        number(speed["tokens_per_second"], 1),
+        number(acceptance["alpha"]),
+        number(acceptance["tau"]),
+        number(cost["draft_ratio_c"]),
+        number(cost["verify_ratio"]),
+        number(row["extra"].get("repetition", {}).get("distinct_3")),
+        bytes_text(row["memory"]["extra_bytes"]),
+    )
     verdict = row["lossless"]["verdict"]
     cells = f'<td class="name">{text(row["name"])}</td><td>{text(params_text(row["params"]))}</td>'
     cells += f"<td>{badge(verdict, verdict.replace('_', ' '))}</td>"
     cells += "".join(f'<td class="n">{text(value)}</td>' for value in numbers)
-    return f'<tr{" class=best" if best else ""}>{cells}</tr>'
+    return f"<tr{' class=best' if best else ''}>{cells}</tr>"
 
 
 def _unmeasured(row: Row, width: int) -> str:
     state = badge(row["status"], STATUS_TEXT[row["status"]])
-    return (f'<tr class="off"><td class="name">{text(row["name"])}</td><td>{state}</td>'
-            f'<td colspan="{width - 2}">{text(row["reason"])}</td></tr>')  # fmt: skip
+    return (
+        f'<tr class="off"><td class="name">{text(row["name"])}</td><td>{state}</td>'
+        f'<td colspan="{width - 2}">{text(row["reason"])}</td></tr>'
+    )
 
 
 def _lossless(report: Report) -> str:
@@ -164,27 +218,45 @@ def _lossless(report: Report) -> str:
     for row in ok_rows(report):
         verdict = row["lossless"]["verdict"]
         claim = "lossless" if row["lossless"]["claimed"] else "lossy by design"
-        rows.append(f'<tr><td class="name">{text(row["name"])}</td><td>{badge(verdict, verdict.replace("_", " "))}</td>'
-                    f"<td>{claim}</td><td>{text(row['lossless']['detail'])}</td></tr>")  # fmt: skip
+        rows.append(
+            f'<tr><td class="name">{text(row["name"])}</td><td>{badge(verdict, verdict.replace("_", " "))}</td>'
+            f"<td>{claim}</td><td>{text(row['lossless']['detail'])}</td></tr>"
+        )
     return html_table(("strategy", "verdict", "claims", "test in this run"), rows)
 
 
 def _others(report: Report) -> str:
-    rows = [table_row((row["name"], number(row["tokens_per_second"], 1), "–"), 1).replace("</tr>", "<td>plain decoding</td></tr>")
-            for row in report["baselines"]]  # fmt: skip
+    rows = [
+        table_row((row["name"], number(row["tokens_per_second"], 1), "–"), 1).replace(
+            "</tr>", "<td>plain decoding</td></tr>"
+        )
+        for row in report["baselines"]
+    ]
     for row in report["peers"]:
         remark = row.get("extra", {}).get("reason") or f"same tokens: {row['verdict'].replace('_', ' ')}"
-        rows.append(f'<tr><td class="name">{text(row["name"])}</td><td class="n">{number(row["tokens_per_second"], 1)}</td>'
-                    f'<td class="n">{times(row["speedup"])}</td><td>{text(remark)}</td></tr>')  # fmt: skip
+        rows.append(
+            f'<tr><td class="name">{text(row["name"])}</td><td class="n">{number(row["tokens_per_second"], 1)}</td>'
+            f'<td class="n">{times(row["speedup"])}</td><td>{text(remark)}</td></tr>'
+        )
     return html_table(("name", "tokens/s", "speedup", "remark"), rows, range(1, 3))
 
 
 def _tasks(report: Report) -> str:
     rows = [
-        table_row((row["name"], task["name"], times(task["speedup"]), interval(task["ci95"]), number(task["alpha"]),
-                   number(task["tau"])), 2)
-        for row in ok_rows(report) for task in row["per_task"]
-    ]  # fmt: skip
+        table_row(
+            (
+                row["name"],
+                task["name"],
+                times(task["speedup"]),
+                interval(task["ci95"]),
+                number(task["alpha"]),
+                number(task["tau"]),
+            ),
+            2,
+        )
+        for row in ok_rows(report)
+        for task in row["per_task"]
+    ]
     return html_table(("strategy", "task", "speedup", "95 %", "α", "τ"), rows, range(2, 6))
 
 
@@ -192,18 +264,34 @@ def _quality(quality: dict[str, Any]) -> str:
     exits = quality.get("exits") or []
     if not exits:
         return f'<p class="muted">{text(quality.get("reason") or "Not measured.")}</p>'
-    rows = [table_row((exit_["layer"], number(exit_["loss"], 3), number(exit_["perplexity"], 1),
-                       percent(exit_["agreement"])), 1) for exit_ in exits]  # fmt: skip
-    note = f"{quality.get('tokens', 0)} held-out tokens ({quality.get('source', 'unknown')}); the last row is the whole model."
-    return f'<p class="muted">{text(note)}</p>' + html_table(("layers", "loss", "perplexity", "agreement"), rows, range(1, 4))
+    rows = [
+        table_row(
+            (
+                exit_["layer"],
+                number(exit_["loss"], 3),
+                number(exit_["perplexity"], 1),
+                percent(exit_["agreement"]),
+            ),
+            1,
+        )
+        for exit_ in exits
+    ]
+    where = quality.get("source", "unknown")
+    note = f"{quality.get('tokens', 0)} held-out tokens ({where}); the last row is the whole model."
+    return f'<p class="muted">{text(note)}</p>' + html_table(
+        ("layers", "loss", "perplexity", "agreement"), rows, range(1, 4)
+    )
 
 
 def _protocol(protocol: dict[str, Any]) -> str:
     facts: list[tuple[str, object]] = [
-        (f"task {task['name']}", f"{task['samples']} prompts of {task['prompt_tokens']} tokens, {task['new_tokens']} new; "
-         f"hash {task.get('extra', {}).get('prompts_sha256', '')[:12]}")
+        (
+            f"task {task['name']}",
+            f"{task['samples']} prompts of {task['prompt_tokens']} tokens, {task['new_tokens']} new; "
+            f"hash {task.get('extra', {}).get('prompts_sha256', '')[:12]}",
+        )
         for task in protocol["tasks"]
-    ]  # fmt: skip
+    ]
     facts += [("batch size", protocol["batch_size"]), ("repeats", protocol["repeats"])]
     facts += [("sampling", ", ".join(f"{key} {value}" for key, value in protocol["sampling"].items()))]
     facts += [("timer", protocol["timer"])]

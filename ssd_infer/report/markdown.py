@@ -42,7 +42,10 @@ def _title(report: Report) -> str:
     facts = [
         ("checkpoint", identity["checkpoint"]),
         ("weights", identity["weights_sha256"][:16]),
-        ("recipe, step", f"{identity['recipe'] or 'unknown'}, {identity['step'] if identity['step'] is not None else '?'}"),
+        (
+            "recipe, step",
+            f"{identity['recipe'] or 'unknown'}, {identity['step'] if identity['step'] is not None else '?'}",
+        ),
         ("best strategy", f"{verdict['best_strategy'] or 'none'} ({params_text(verdict['best_params'])})"),
         ("speedup", f"{times(verdict['speedup'])} ({interval(row['speed']['ci95']) if row else '–'})"),
     ]
@@ -56,32 +59,63 @@ def _environment(report: Report) -> str:
     return (
         f"Measured on {md(env['device'])} ({md(env['cpu'])}), {env['threads']} threads, {md(env['dtype'])}, batch "
         f"{report['protocol']['batch_size']}; python {md(env['python'])}, torch {md(env['torch'])}, transformers "
-        f"{md(env['transformers'])}, ssd {md(env['ssd'])}, seed {env['seed']}. Speedups do not transfer between machines."
+        f"{md(env['transformers'])}, ssd {md(env['ssd'])}, seed {env['seed']}. "
+        "Speedups do not transfer between machines."
     )
 
 
 def _strategies(report: Report) -> str:
-    head = ("strategy", "parameters", "lossless", "tokens/s", "speedup", "95 %", "predicted", "α", "τ", "c", "v",
-            "distinct-3", "extra memory")  # fmt: skip
+    head = (
+        "strategy",
+        "parameters",
+        "lossless",
+        "tokens/s",
+        "speedup",
+        "95 %",
+        "predicted",
+        "α",
+        "τ",
+        "c",
+        "v",
+        "distinct-3",
+        "extra memory",
+    )
     return table(head, [_strategy_cells(row) for row in ok_rows(report)])
 
 
 def _strategy_cells(row: dict[str, Any]) -> list[object]:
     speed, cost, acceptance = row["speed"], row["cost"], row["acceptance"]
     return [
-        row["name"], params_text(row["params"]), row["lossless"]["verdict"], number(speed["tokens_per_second"], 1),
-        times(speed["speedup"]), interval(speed["ci95"]), times(speed["predicted_speedup"]), number(acceptance["alpha"]),
-        number(acceptance["tau"]), number(cost["draft_ratio_c"]), number(cost["verify_ratio"]),
-        number(row["extra"].get("repetition", {}).get("distinct_3")), bytes_text(row["memory"]["extra_bytes"]),
-    ]  # fmt: skip
+        row["name"],
+        params_text(row["params"]),
+        row["lossless"]["verdict"],
+        number(speed["tokens_per_second"], 1),
+        times(speed["speedup"]),
+        interval(speed["ci95"]),
+        times(speed["predicted_speedup"]),
+        number(acceptance["alpha"]),
+        number(acceptance["tau"]),
+        number(cost["draft_ratio_c"]),
+        number(cost["verify_ratio"]),
+        number(row["extra"].get("repetition", {}).get("distinct_3")),
+        bytes_text(row["memory"]["extra_bytes"]),
+    ]
 
 
 def _per_task(report: Report) -> str:
     rows = [
-        (row["name"], task["name"], number(task["tokens_per_second"], 1), times(task["speedup"]), interval(task["ci95"]),
-         number(task["alpha"]), number(task["tau"]))
-        for row in ok_rows(report) for task in row["per_task"]
-    ]  # fmt: skip
+        (
+            row["name"],
+            task["name"],
+            number(task["tokens_per_second"], 1),
+            times(task["speedup"]),
+            interval(task["ci95"]),
+            number(task["alpha"]),
+            number(task["tau"]),
+        )
+        for row in ok_rows(report)
+        for task in row["per_task"]
+    ]
     if not rows:
         return ""
     return "## By task\n\n" + table(("strategy", "task", "tokens/s", "speedup", "95 %", "α", "τ"), rows)
@@ -89,18 +123,29 @@ def _per_task(report: Report) -> str:
 
 def _reasons(report: Report) -> str:
     rows = [(row["name"], STATUS_TEXT[row["status"]], row["reason"]) for row in other_rows(report)]
-    details = [(row["name"], row["lossless"]["verdict"], row["lossless"]["detail"]) for row in ok_rows(report)]
+    details = [
+        (row["name"], row["lossless"]["verdict"], row["lossless"]["detail"]) for row in ok_rows(report)
+    ]
     reasons = table(("strategy", "state", "reason"), rows) if rows else "Every strategy was measured."
     return reasons + "\n\n## Losslessness\n\n" + table(("strategy", "verdict", "test"), details)
 
 
 def _others(report: Report) -> str:
-    rows = [(row["name"], "plain", number(row["tokens_per_second"], 1), "–", "–", "") for row in report["baselines"]]
+    rows = [
+        (row["name"], "plain", number(row["tokens_per_second"], 1), "–", "–", "")
+        for row in report["baselines"]
+    ]
     rows += [
-        (row["name"], "peer", number(row["tokens_per_second"], 1), times(row["speedup"]), row["verdict"],
-         row.get("extra", {}).get("reason") or "")
+        (
+            row["name"],
+            "peer",
+            number(row["tokens_per_second"], 1),
+            times(row["speedup"]),
+            row["verdict"],
+            row.get("extra", {}).get("reason") or "",
+        )
         for row in report["peers"]
-    ]  # fmt: skip
+    ]
     return table(("name", "kind", "tokens/s", "speedup", "same tokens", "remark"), rows)
 
 
@@ -108,15 +153,31 @@ def _quality(quality: dict[str, Any]) -> str:
     exits = quality.get("exits") or []
     if not exits:
         return md(quality.get("reason") or "Not measured.")
-    rows = [(exit_["layer"], number(exit_["loss"], 3), number(exit_["perplexity"], 1), percent(exit_["agreement"]))
-            for exit_ in exits]  # fmt: skip
-    note = f"{quality.get('tokens', 0)} held-out tokens ({md(quality.get('source', 'unknown'))}); the last row is the whole model."
+    rows = [
+        (
+            exit_["layer"],
+            number(exit_["loss"], 3),
+            number(exit_["perplexity"], 1),
+            percent(exit_["agreement"]),
+        )
+        for exit_ in exits
+    ]
+    where = md(quality.get("source", "unknown"))
+    note = f"{quality.get('tokens', 0)} held-out tokens ({where}); the last row is the whole model."
     return note + "\n\n" + table(("layers", "loss", "perplexity", "agreement with the last"), rows)
 
 
 def _protocol(protocol: dict[str, Any]) -> str:
-    rows = [(task["name"], task["samples"], task["prompt_tokens"], task["new_tokens"],
-             task.get("extra", {}).get("prompts_sha256", "")[:16]) for task in protocol["tasks"]]  # fmt: skip
+    rows = [
+        (
+            task["name"],
+            task["samples"],
+            task["prompt_tokens"],
+            task["new_tokens"],
+            task.get("extra", {}).get("prompts_sha256", "")[:16],
+        )
+        for task in protocol["tasks"]
+    ]
     sampling = ", ".join(f"{key}={value}" for key, value in protocol["sampling"].items())
     note = f"{protocol['repeats']} repeats; sampling: {md(sampling)}; timer: {md(protocol['timer'])}."
     return note + "\n\n" + table(("task", "prompts", "prompt tokens", "new tokens", "prompt hash"), rows)

@@ -37,7 +37,9 @@ def broken_rows(report: Report) -> list[Row]:
     return [
         row
         for row in report["strategies"]
-        if row["status"] != "not_applicable" and row["lossless"]["claimed"] and row["lossless"]["verdict"] != "pass"
+        if row["status"] != "not_applicable"
+        and row["lossless"]["claimed"]
+        and row["lossless"]["verdict"] != "pass"
     ]
 
 

@@ -34,7 +34,9 @@ def _absent(report: Report) -> list[str]:
     """Say why rows have no figures, one line a reason."""
     reasons: dict[str, list[str]] = {}
     for row in other_rows(report):
-        reasons.setdefault(f"{STATUS_TEXT[row['status']]}, {plain(row['reason'])}", []).append(plain(row["name"]))
+        reasons.setdefault(f"{STATUS_TEXT[row['status']]}, {plain(row['reason'])}", []).append(
+            plain(row["name"])
+        )
     return [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
 
 
@@ -43,29 +45,56 @@ def strategy_table(report: Report) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     for title in ("", "parameters", "speedup", "95 %", "pred.", "tok/s", "α", "τ", "dist-3", "lossless"):
         text = title in ("", "parameters", "lossless")
-        table.add_column(title, justify="left" if text else "right", no_wrap=not text, overflow="fold" if text else "ellipsis")
+        table.add_column(
+            title,
+            justify="left" if text else "right",
+            no_wrap=not text,
+            overflow="fold" if text else "ellipsis",
+        )
     lines = [(row["speed"]["speedup"], _strategy(row)) for row in ok_rows(report)]
     lines += [(peer["speedup"] or 0.0, _peer(peer)) for peer in report["peers"]]
     for _, cells in sorted(lines, key=lambda line: -line[0]):
         table.add_row(*cells)
     for row in report["baselines"]:
-        table.add_row(*(Text(cell, style="dim") for cell in (row["name"], "plain", "", "", "", number(row["tokens_per_second"], 1))))
+        table.add_row(
+            *(
+                Text(cell, style="dim")
+                for cell in (row["name"], "plain", "", "", "", number(row["tokens_per_second"], 1))
+            )
+        )
     return table
 
 
 def _strategy(row: Row) -> list[Text]:
     speed, acceptance, verdict = row["speed"], row["acceptance"], row["lossless"]["verdict"]
     repetition = row["extra"].get("repetition", {})
-    cells = [plain(row["name"]), params_text(row["params"]), times(speed["speedup"]), interval(speed["ci95"]),
-             times(speed["predicted_speedup"]), number(speed["tokens_per_second"], 1), number(acceptance["alpha"]),
-             number(acceptance["tau"]), number(repetition.get("distinct_3"))]  # fmt: skip
+    cells = [
+        plain(row["name"]),
+        params_text(row["params"]),
+        times(speed["speedup"]),
+        interval(speed["ci95"]),
+        times(speed["predicted_speedup"]),
+        number(speed["tokens_per_second"], 1),
+        number(acceptance["alpha"]),
+        number(acceptance["tau"]),
+        number(repetition.get("distinct_3")),
+    ]
     return [*(Text(cell) for cell in cells), Text(verdict.replace("_", " "), style=COLOURS[verdict])]
 
 
 def _peer(peer: Row) -> list[Text]:
     extra = peer.get("extra") or {}
     failed = peer["speedup"] is None
-    cells = [plain(peer["name"]), "failed" if failed else "peer", times(peer["speedup"]), interval(extra.get("ci95")), "",
-             number(peer["tokens_per_second"], 1), "", "", ""]  # fmt: skip
+    cells = [
+        plain(peer["name"]),
+        "failed" if failed else "peer",
+        times(peer["speedup"]),
+        interval(extra.get("ci95")),
+        "",
+        number(peer["tokens_per_second"], 1),
+        "",
+        "",
+        "",
+    ]
     verdict = str(peer["verdict"])
     return [*(Text(cell, style="dim") for cell in cells), Text(verdict.replace("_", " "), style="dim")]

@@ -23,8 +23,8 @@ def write_text(path: Path, text: str) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, path)
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
@@ -35,7 +35,9 @@ def dump_json(value: object) -> str:
     return json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def write_report(report: dict[str, Any], folder: Path, samples: Iterable[dict[str, Any]] | None = None) -> Path:
+def write_report(
+    report: dict[str, Any], folder: Path, samples: Iterable[dict[str, Any]] | None = None
+) -> Path:
     """Validate, then write `report.json`, `report.md`, `report.html` and `samples.jsonl`; return the JSON's path.
 
     Raises `ReportError` before anything is written when the report breaks its schema. `report.json` is renamed

@@ -21,16 +21,27 @@ CONTEXT = [5, 9, 40, 41, 5, 9, 40, 12]
 
 @pytest.mark.parametrize(
     ("ours_", "theirs", "index"),
-    [([1, 2], [1, 2], None), ([1, 3], [1, 2], 1), ([1], [1, 2], 1), ([1, 2, 3], [1, 2], 2), ([], [1], 0), ([], [], None)],
+    [
+        ([1, 2], [1, 2], None),
+        ([1, 3], [1, 2], 1),
+        ([1], [1, 2], 1),
+        ([1, 2, 3], [1, 2], 2),
+        ([], [1], 0),
+        ([], [], None),
+    ],
 )
-def test_first_divergence_counts_missing_tokens(ours_: list[int], theirs: list[int], index: int | None) -> None:
+def test_first_divergence_counts_missing_tokens(
+    ours_: list[int], theirs: list[int], index: int | None
+) -> None:
     assert first_divergence(ours_, theirs) == index
 
 
 def test_equal_outputs_pass_and_say_against_whom() -> None:
     outputs = {(0, 0, 0): [1, 2], (0, 1, 0): [3]}
     found = judge_greedy(outputs, {"plain": dict(outputs), "hf": dict(outputs)})
-    assert found.verdict == "pass" and "2 of 2" in found.detail and "hf and plain" in found.detail
+    assert found.verdict == "pass"
+    assert "2 of 2" in found.detail
+    assert "hf and plain" in found.detail
     assert found.extra["exact_match"] == 1.0
 
 
@@ -38,7 +49,8 @@ def test_equal_outputs_pass_and_say_against_whom() -> None:
 def test_any_difference_fails_a_prefix_and_a_longer_output_too(broken: list[int]) -> None:
     reference = {(0, 0, 0): [1, 2], (0, 1, 0): [3]}
     found = judge_greedy(reference | {(0, 0, 0): broken}, {"plain": reference})
-    assert found.verdict == "fail" and found.extra["equal"] == 1
+    assert found.verdict == "fail"
+    assert found.extra["equal"] == 1
 
 
 def test_one_reference_that_differs_is_enough() -> None:
@@ -71,7 +83,8 @@ def test_regret_gate_excuses_ties_only(tiny_model: ModelFactory) -> None:
     assert not gate.accepts((0, 0, 0), right[:4])[0], "shorter than the limit without an end mark"
     assert regret(model, CONTEXT, wrong)[0] > regret(model, CONTEXT, wrong)[1]
     found = judge_greedy({(0, 0, 0): right}, {"plain": {(0, 0, 0): wrong}}, gate)
-    assert found.verdict == "pass" and "tie within rounding" in found.detail
+    assert found.verdict == "pass"
+    assert "tie within rounding" in found.detail
     assert judge_greedy({(0, 0, 0): wrong}, {"plain": {(0, 0, 0): right}}, gate).verdict == "fail"
 
 
@@ -87,7 +100,8 @@ def test_allowed_keeps_top_k_then_top_p() -> None:
 def test_enumeration_is_a_distribution_and_matches_the_model(tiny_model: ModelFactory) -> None:
     model = tiny_model()
     cells = enumerate_cells(model, CONTEXT, Sampling(1.0, 3), 2)
-    assert len(cells) == 9 and sum(cells.values()) == pytest.approx(1.0)
+    assert len(cells) == 9
+    assert sum(cells.values()) == pytest.approx(1.0)
     logits = model(input_ids=torch.tensor([CONTEXT])).logits[0, -1]
     top = logits.topk(3)
     first = {token: sum(p for key, p in cells.items() if key[0] == token) for token in top.indices.tolist()}
@@ -97,7 +111,9 @@ def test_enumeration_is_a_distribution_and_matches_the_model(tiny_model: ModelFa
 def draws(cells: dict[tuple[int, ...], float], count: int, seed: int) -> Counter[tuple[int, ...]]:
     keys, generator = list(cells), torch.Generator().manual_seed(seed)
     weights = torch.tensor([cells[key] for key in keys])
-    return Counter(keys[i] for i in torch.multinomial(weights, count, replacement=True, generator=generator).tolist())
+    return Counter(
+        keys[i] for i in torch.multinomial(weights, count, replacement=True, generator=generator).tolist()
+    )
 
 
 def test_chi_square_is_calibrated() -> None:
@@ -133,7 +149,9 @@ def wrong_sample(accept: Any, how: str) -> Any:
         rows = torch.arange(len(taken))
         if how == "accepts everything":
             taken = torch.full_like(taken, drafts.shape[1])
-            return taken, sampler.draw(sampler.probs(logits[rows, taken])) if not sampler.greedy else logits[rows, taken].argmax(-1)
+            return taken, sampler.draw(sampler.probs(logits[rows, taken])) if not sampler.greedy else logits[
+                rows, taken
+            ].argmax(-1)
         if how == "ignores the residual":
             return taken, sampler.draw(sampler.probs(logits[rows, taken]))
         return taken, following
@@ -142,7 +160,9 @@ def wrong_sample(accept: Any, how: str) -> Any:
 
 
 @pytest.mark.parametrize("how", ["accepts everything", "ignores the residual"])
-def test_wrong_sampling_verifier_fails(tiny_model: ModelFactory, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+def test_wrong_sampling_verifier_fails(
+    tiny_model: ModelFactory, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
     import ssd_infer.engine.loop as loop
 
     monkeypatch.setattr(loop, "accept", wrong_sample(loop.accept, how))

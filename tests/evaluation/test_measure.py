@@ -46,19 +46,29 @@ def test_each_round_visits_all_contenders_and_rotates_the_order() -> None:
     log: Log = []
     found = measure([contender(name, log) for name in "xyz"], UNITS, 2, 4, 0, CPU, forever())
     rounds = [log[start : start + 3] for start in range(3, len(log), 3)]
-    assert [[name for name, _ in turn] for turn in rounds[:4]] == [list("xyz"), list("yzx"), list("zxy"), list("xyz")]
+    assert [[name for name, _ in turn] for turn in rounds[:4]] == [
+        list("xyz"),
+        list("yzx"),
+        list("zxy"),
+        list("xyz"),
+    ]
     assert all(len({prompt for _, prompt in turn}) == 1 for turn in rounds)
     assert found.rounds_done == found.rounds_planned == 6
     assert [len(found.records[name]) for name in "xyz"] == [6, 6, 6]
-    assert [part.tokens for part in found.totals("x")] == [8, 8, 8] and len(found.totals("x", "a")) == 2
-    assert found.outputs("x")[(1, 2, 0)] == [3, 3, 3, 3] and found.tasks() == ["a", "b"]
+    assert [part.tokens for part in found.totals("x")] == [8, 8, 8]
+    assert len(found.totals("x", "a")) == 2
+    assert found.outputs("x")[(1, 2, 0)] == [3, 3, 3, 3]
+    assert found.tasks() == ["a", "b"]
 
 
 def test_contenders_share_the_seed_of_a_round_and_repeats_differ() -> None:
     seeds: list[int] = []
     other: list[int] = []
-    measure([contender("x", [], seeds=seeds), contender("y", [], seeds=other)], UNITS, 2, 4, 7, CPU, forever())
-    assert seeds == other and len(set(seeds[1:])) == 6
+    measure(
+        [contender("x", [], seeds=seeds), contender("y", [], seeds=other)], UNITS, 2, 4, 7, CPU, forever()
+    )
+    assert seeds == other
+    assert len(set(seeds[1:])) == 6
 
 
 def test_one_failure_drops_one_contender_only() -> None:
@@ -66,7 +76,8 @@ def test_one_failure_drops_one_contender_only() -> None:
     contenders = [contender("x", log), contender("warm", log, fails_at=1), contender("late", log, fails_at=4)]
     found = measure(contenders, UNITS, 1, 4, 0, CPU, forever())
     assert [item.failure for item in contenders] == [None, *["RuntimeError: out of memory"] * 2]
-    assert list(found.records) == ["x"] and len(found.records["x"]) == 3
+    assert list(found.records) == ["x"]
+    assert len(found.records["x"]) == 3
 
 
 def test_time_limit_ends_on_a_complete_round() -> None:
@@ -80,10 +91,15 @@ def test_fastest_baseline_is_the_denominator() -> None:
     log: Log = []
     contenders = [contender("ssd_plain", log), contender("transformers_generate", log)]
     found = measure(contenders, UNITS, 1, 4, 0, CPU, forever())
-    for record, seconds in zip(found.records["ssd_plain"] + found.records["transformers_generate"], [2.0] * 3 + [1.0] * 3, strict=True):
+    for record, seconds in zip(
+        found.records["ssd_plain"] + found.records["transformers_generate"],
+        [2.0] * 3 + [1.0] * 3,
+        strict=True,
+    ):
         record.decoded.seconds = seconds
     board = scoreboard(found, contenders, Sampling(), 0)
-    assert board is not None and board.fastest == "transformers_generate"
+    assert board is not None
+    assert board.fastest == "transformers_generate"
     assert board.ratio("ssd_plain").value == 0.5
     contenders[0].failure = contenders[1].failure = "x"
     assert scoreboard(found, contenders, Sampling(), 0) is None

@@ -35,9 +35,15 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def settings(checkpoint: Path, **changes: Any) -> EvalSettings:
     base = {
-        "checkpoint": str(checkpoint), "tasks": [f"file:{checkpoint}/prompts.jsonl"], "samples": 3, "repeats": 1, "max_new_tokens": 10,
-        "threads": 1, "device": "cpu", "grid": False,
-    }  # fmt: skip
+        "checkpoint": str(checkpoint),
+        "tasks": [f"file:{checkpoint}/prompts.jsonl"],
+        "samples": 3,
+        "repeats": 1,
+        "max_new_tokens": 10,
+        "threads": 1,
+        "device": "cpu",
+        "grid": False,
+    }
     return EvalSettings(**(base | changes))
 
 
@@ -46,7 +52,7 @@ def full(checkpoint: Path) -> Iterator[dict[str, Any]]:
     said: list[str] = []
     report = evaluate(settings(checkpoint, grid=True), said.append)
     assert len(said) >= 5
-    yield report
+    return report
 
 
 def rows(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -56,53 +62,77 @@ def rows(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def test_report_is_valid_complete_and_written(full: dict[str, Any], checkpoint: Path) -> None:
     validate(full)
     assert read_report(checkpoint / "report") == json.loads(json.dumps(full))
-    assert {path.name for path in (checkpoint / "report").iterdir()} == {"report.json", "report.md", "report.html", "samples.jsonl"}
+    assert {path.name for path in (checkpoint / "report").iterdir()} == {
+        "report.json",
+        "report.md",
+        "report.html",
+        "samples.jsonl",
+    }
     assert {name.split(":")[0] for name in rows(full)} == set(FAMILIES)
-    assert full["identity"]["step"] == 7 and full["identity"]["recipe"] == "layerskip"
+    assert full["identity"]["step"] == 7
+    assert full["identity"]["recipe"] == "layerskip"
     assert full["identity"]["weights_sha256"] == weights_sha256(checkpoint)
 
 
 def test_both_temperatures_have_rows_baselines_and_verdicts(full: dict[str, Any]) -> None:
     found = rows(full)
     for name in ("early_exit", "early_exit:t1", "early_exit:ngram", "early_exit:ngram:t1"):
-        assert found[name]["status"] == "ok" and found[name]["lossless"]["verdict"] == "pass", found[name]
+        assert (found[name]["status"], found[name]["lossless"]["verdict"]) == ("ok", "pass"), found[name]
         assert found[name]["extra"]["repetition"]["distinct_3"] > 0
-        assert found[name]["speed"]["ci95"][0] <= found[name]["speed"]["speedup"] <= found[name]["speed"]["ci95"][1]
+        low, high = found[name]["speed"]["ci95"]
+        assert low <= found[name]["speed"]["speedup"] <= high
     assert found["early_exit"]["lossless"]["detail"].startswith("greedy: 3 of 3")
     assert "exact enumeration" in found["early_exit:t1"]["lossless"]["detail"]
-    assert {row["name"] for row in full["baselines"]} >= {"ssd_plain", "transformers_generate", "ssd_plain:t1"}
-    assert {row["name"] for row in full["peers"]} >= {"prompt_lookup", "assistant_early_exit", "prompt_lookup:t1"}
+    assert {row["name"] for row in full["baselines"]} >= {
+        "ssd_plain",
+        "transformers_generate",
+        "ssd_plain:t1",
+    }
+    assert {row["name"] for row in full["peers"]} >= {
+        "prompt_lookup",
+        "assistant_early_exit",
+        "prompt_lookup:t1",
+    }
     assert exit_code(full) == 0
 
 
 def test_absent_strategies_say_why(full: dict[str, Any]) -> None:
     found = rows(full)
     for name in ("fewer_steps", "ctc_draft", "reduced_experts"):
-        assert found[name]["status"] == "not_applicable" and found[name]["reason"]
-        assert found[name]["lossless"]["verdict"] == "not_run" and found[name]["speed"]["speedup"] is None
+        assert found[name]["status"] == "not_applicable"
+        assert found[name]["reason"]
+        assert found[name]["lossless"]["verdict"] == "not_run"
+        assert found[name]["speed"]["speedup"] is None
 
 
 def test_speedup_is_against_the_fastest_baseline(checkpoint: Path, tmp_path: Path) -> None:
     chosen = {"exit_layer": 1, "gamma": 2}
-    report = evaluate(settings(checkpoint, out=str(tmp_path), temperatures=[0.0], draft="early_exit", draft_params=chosen))
+    report = evaluate(
+        settings(checkpoint, out=str(tmp_path), temperatures=[0.0], draft="early_exit", draft_params=chosen)
+    )
     greedy = {row["name"]: row["tokens_per_second"] for row in report["baselines"]}
     row = rows(report)["early_exit"]
-    assert row["params"] == chosen | {"confidence": 0.0} and report["verdict"]["best_params"] == row["params"]
+    assert row["params"] == chosen | {"confidence": 0.0}
+    assert report["verdict"]["best_params"] == row["params"]
     fastest = max(greedy, key=greedy.__getitem__)
     assert row["speed"]["against"] == fastest
     assert row["speed"]["speedup"] == pytest.approx(row["speed"]["tokens_per_second"] / greedy[fastest])
     cost, counts = row["cost"], row["acceptance"]
     gamma = cost["forwards"]["draft"] / counts["rounds"]
-    wanted = (1 + counts["accepted"] / counts["rounds"]) / (gamma * cost["draft_ratio_c"] + cost["verify_ratio"])
+    wanted = (1 + counts["accepted"] / counts["rounds"]) / (
+        gamma * cost["draft_ratio_c"] + cost["verify_ratio"]
+    )
     assert row["speed"]["predicted_speedup"] == pytest.approx(wanted)
 
 
 def test_quality_and_grid(full: dict[str, Any]) -> None:
     exits = full["quality"]["exits"]
     assert [exit_["layer"] for exit_ in exits] == [1, 2, 3]
-    assert exits[-1]["agreement"] == 1.0 and exits[0]["agreement"] < 1.0
+    assert exits[-1]["agreement"] == 1.0
+    assert exits[0]["agreement"] < 1.0
     grid = rows(full)["early_exit"]["extra"]["grid"]
-    assert {cell["exit_layer"] for cell in grid["predicted"]} == {1} and grid["measured"]
+    assert {cell["exit_layer"] for cell in grid["predicted"]} == {1}
+    assert grid["measured"]
     best = max(grid["measured"], key=lambda cell: cell["speedup"])
     if not rows(full)["early_exit"]["extra"]["fell_back_to_plain"]:
         assert rows(full)["early_exit"]["params"]["gamma"] == best["gamma"]
@@ -118,7 +148,8 @@ def test_quality_is_that_of_the_model(full: dict[str, Any], checkpoint: Path) ->
 def test_samples_list_every_timed_call(full: dict[str, Any], checkpoint: Path) -> None:
     lines = [json.loads(line) for line in (checkpoint / "report" / "samples.jsonl").read_text().splitlines()]
     mine = [line for line in lines if line["name"] == "early_exit"]
-    assert len(mine) == 3 and all(len(line["tokens"][0]) <= 10 and line["seconds"] > 0 for line in mine)
+    assert len(mine) == 3
+    assert all(len(line["tokens"][0]) <= 10 and line["seconds"] > 0 for line in mine)
     histogram = rows(full)["early_exit"]["acceptance"]["histogram"]
     assert sum(sum(line["accepted"][0]) for line in mine) == sum(histogram)
 
@@ -146,19 +177,25 @@ class Unresolvable(EarlyExit):
         raise RuntimeError("search crashed")
 
 
-def test_failing_strategies_are_rows_and_the_rest_goes_on(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_strategies_are_rows_and_the_rest_goes_on(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     known = drafts.registry() | {"swift": Exploding, "skip_set": Unresolvable}
     monkeypatch.setattr(drafts, "registry", lambda: known)
     report = evaluate(settings(checkpoint, out=str(tmp_path), temperatures=[0.0], samples=2))
     found = rows(report)
-    assert found["swift"]["status"] == "failed" and "no such layer" in found["swift"]["reason"]
-    assert found["skip_set"]["status"] == "failed" and "search crashed" in found["skip_set"]["reason"]
+    assert found["swift"]["status"] == "failed"
+    assert "no such layer" in found["swift"]["reason"]
+    assert found["skip_set"]["status"] == "failed"
+    assert "search crashed" in found["skip_set"]["reason"]
     assert found["early_exit"]["status"] == "ok"
     assert exit_code(report) == 1
     assert any("swift failed" in line for line in report["verdict"]["warnings"])
 
 
-def test_wrong_verifier_fails_both_rows_and_the_exit_code(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_verifier_fails_both_rows_and_the_exit_code(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import ssd_infer.engine.loop as loop
 
     right = loop.accept
@@ -168,52 +205,87 @@ def test_wrong_verifier_fails_both_rows_and_the_exit_code(checkpoint: Path, tmp_
         return torch.full_like(taken, draft.shape[1]), following
 
     monkeypatch.setattr(loop, "accept", accept_all)
-    wanted = settings(checkpoint, out=str(tmp_path), draft="early_exit", draft_params={"exit_layer": 1, "gamma": 3})
+    wanted = settings(
+        checkpoint, out=str(tmp_path), draft="early_exit", draft_params={"exit_layer": 1, "gamma": 3}
+    )
     report = evaluate(wanted)
-    assert [rows(report)[name]["lossless"]["verdict"] for name in ("early_exit", "early_exit:t1")] == ["fail", "fail"]
-    assert exit_code(report) == 1 and report["verdict"]["best_strategy"] is None
-    assert rows(report)["early_exit:ngram"]["reason"] == "not measured: this run asked for draft=early_exit only"
+    assert [rows(report)[name]["lossless"]["verdict"] for name in ("early_exit", "early_exit:t1")] == [
+        "fail",
+        "fail",
+    ]
+    assert exit_code(report) == 1
+    assert report["verdict"]["best_strategy"] is None
+    assert (
+        rows(report)["early_exit:ngram"]["reason"] == "not measured: this run asked for draft=early_exit only"
+    )
 
 
 def test_batches_of_ragged_prompts_and_lower_precision(checkpoint: Path, tmp_path: Path) -> None:
     ragged = tmp_path / "ragged.jsonl"
     ragged.write_text("\n".join(json.dumps({"ids": [5 + n, *range(10, 10 + 3 * n)]}) for n in range(1, 5)))
-    wanted = settings(checkpoint, out=str(tmp_path / "r"), tasks=[f"file:{ragged}"], samples=4, batch_size=4, temperatures=[0.0],
-                      draft="early_exit", draft_params={"exit_layer": 1, "gamma": 2}, dtype="bfloat16")  # fmt: skip
+    wanted = settings(
+        checkpoint,
+        out=str(tmp_path / "r"),
+        tasks=[f"file:{ragged}"],
+        samples=4,
+        batch_size=4,
+        temperatures=[0.0],
+        draft="early_exit",
+        draft_params={"exit_layer": 1, "gamma": 2},
+        dtype="bfloat16",
+    )
     report = evaluate(wanted)
     assert rows(report)["early_exit"]["lossless"]["verdict"] == "pass"
-    assert report["environment"]["dtype"] == "bfloat16" and report["protocol"]["batch_size"] == 4
+    assert report["environment"]["dtype"] == "bfloat16"
+    assert report["protocol"]["batch_size"] == 4
     failed = next(peer for peer in report["peers"] if peer["name"] == "assistant_early_exit")
-    assert failed["speedup"] is None and failed["extra"]["reason"]
+    assert failed["speedup"] is None
+    assert failed["extra"]["reason"]
 
 
 def test_unsupported_architecture_still_gets_a_report(tmp_path: Path) -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    GPT2LMHeadModel(GPT2Config(vocab_size=97, n_embd=16, n_layer=2, n_head=2, n_positions=64, eos_token_id=2)).save_pretrained(tmp_path / "m")
-    (tmp_path / "m" / "prompts.jsonl").write_text(json.dumps({"ids": [5, 6, 7]}) + "\n" + json.dumps({"ids": [8, 9]}))
+    GPT2LMHeadModel(
+        GPT2Config(vocab_size=97, n_embd=16, n_layer=2, n_head=2, n_positions=64, eos_token_id=2)
+    ).save_pretrained(tmp_path / "m")
+    (tmp_path / "m" / "prompts.jsonl").write_text(
+        json.dumps({"ids": [5, 6, 7]}) + "\n" + json.dumps({"ids": [8, 9]})
+    )
     report = evaluate(settings(tmp_path / "m", temperatures=[0.0], samples=2, max_new_tokens=4))
-    assert rows(report)["early_exit"]["status"] == "not_applicable" and "GPT2" in rows(report)["early_exit"]["reason"]
-    assert {row["name"]: bool(row["tokens_per_second"]) for row in report["baselines"]} == {"ssd_plain": False, "transformers_generate": True}
-    assert report["verdict"]["best_strategy"] is None and exit_code(report) == 0
+    assert rows(report)["early_exit"]["status"] == "not_applicable"
+    assert "GPT2" in rows(report)["early_exit"]["reason"]
+    assert {row["name"]: bool(row["tokens_per_second"]) for row in report["baselines"]} == {
+        "ssd_plain": False,
+        "transformers_generate": True,
+    }
+    assert report["verdict"]["best_strategy"] is None
+    assert exit_code(report) == 0
 
 
 @pytest.mark.parametrize(
     ("changes", "error", "said"),
     [
         ({"draft": "early_exi"}, ConfigError, "draft: must be all or a strategy name"),
-        ({"draft": "early_exit", "draft_params": {"exit_layer": 3}}, ConfigError, r"draft_params\.exit_layer: must be < 3"),
+        (
+            {"draft": "early_exit", "draft_params": {"exit_layer": 3}},
+            ConfigError,
+            r"draft_params\.exit_layer: must be < 3",
+        ),
         ({"tasks": ["stdlib_code"]}, DataError, "no tokenizer"),
     ],
 )
-def test_bad_input_is_refused_before_anything_is_written(checkpoint: Path, tmp_path: Path, changes: dict[str, Any],
-                                                         error: type[Exception], said: str) -> None:  # fmt: skip
+def test_bad_input_is_refused_before_anything_is_written(
+    checkpoint: Path, tmp_path: Path, changes: dict[str, Any], error: type[Exception], said: str
+) -> None:
     with pytest.raises(error, match=said):
         evaluate(settings(checkpoint, out=str(tmp_path / "out"), **changes))
     assert not (tmp_path / "out").exists()
 
 
-def test_series_skips_what_is_reported_and_compares(full: dict[str, Any], checkpoint: Path, tmp_path: Path) -> None:
+def test_series_skips_what_is_reported_and_compares(
+    full: dict[str, Any], checkpoint: Path, tmp_path: Path
+) -> None:
     run, calls = tmp_path / "run", []
     for step in (10, 9):
         folder = run / "checkpoints" / f"step-{step}"
@@ -222,7 +294,11 @@ def test_series_skips_what_is_reported_and_compares(full: dict[str, Any], checkp
     def fake(wanted: EvalSettings) -> dict[str, Any]:
         calls.append(Path(wanted.checkpoint).name)
         report = json.loads(json.dumps(full))
-        report["identity"] |= {"checkpoint": wanted.checkpoint, "weights_sha256": weights_sha256(wanted.checkpoint), "step": 10}
+        report["identity"] |= {
+            "checkpoint": wanted.checkpoint,
+            "weights_sha256": weights_sha256(wanted.checkpoint),
+            "step": 10,
+        }
         from ssd_infer.report import write_report
 
         write_report(report, Path(str(wanted.out)))
@@ -231,10 +307,14 @@ def test_series_skips_what_is_reported_and_compares(full: dict[str, Any], checkp
     assert [path.name for path in find_checkpoints(run)] == ["step-9", "step-10"]
     first = evaluate_run(run, settings(checkpoint), fake, lambda _: None)
     again = evaluate_run(run, settings(checkpoint), fake, lambda _: None)
-    assert calls == ["step-9", "step-10"] and first == again and first.exit_code == 0
+    assert calls == ["step-9", "step-10"]
+    assert first == again
+    assert first.exit_code == 0
     build_model(layers=3, seed=99).save_pretrained(run / "checkpoints" / "step-9")
     evaluate_run(run, settings(checkpoint), fake, lambda _: None)
     assert calls == ["step-9", "step-10", "step-9"]
     comparison = json.loads((run / "reports" / "comparison.json").read_text())
-    assert comparison["labels"] == ["step-9", "step-10"] and "early_exit" in comparison["series"]["speedup"]
-    assert (run / "reports" / "comparison.md").read_text().startswith("# Comparison") and (run / "reports" / "comparison.html").exists()
+    assert comparison["labels"] == ["step-9", "step-10"]
+    assert "early_exit" in comparison["series"]["speedup"]
+    assert (run / "reports" / "comparison.md").read_text().startswith("# Comparison")
+    assert (run / "reports" / "comparison.html").exists()

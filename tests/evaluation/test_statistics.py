@@ -21,15 +21,19 @@ def test_interval_covers_and_narrows() -> None:
     few = [(Totals(100, 1.0 + 0.2 * (i % 3)), Totals(100, 2.0 + 0.3 * (i % 2))) for i in range(6)]
     narrow = speed_ratio([a for a, _ in few * 20], [b for _, b in few * 20]).ci95
     wide = speed_ratio([a for a, _ in few], [b for _, b in few])
-    assert wide.ci95 is not None and narrow is not None
+    assert wide.ci95 is not None
+    assert narrow is not None
     assert wide.ci95[0] < wide.value < wide.ci95[1]
     assert narrow[1] - narrow[0] < 0.5 * (wide.ci95[1] - wide.ci95[0])
     assert speed_ratio([a for a, _ in few], [b for _, b in few]) == wide
 
 
 def test_constant_ratio_has_no_width() -> None:
-    ratio = speed_ratio([Totals(10, t) for t in (1.0, 2.0, 3.0)], [Totals(10, 2 * t) for t in (1.0, 2.0, 3.0)])
-    assert ratio.value == pytest.approx(2.0) and ratio.ci95 == pytest.approx([2.0, 2.0])
+    ratio = speed_ratio(
+        [Totals(10, t) for t in (1.0, 2.0, 3.0)], [Totals(10, 2 * t) for t in (1.0, 2.0, 3.0)]
+    )
+    assert ratio.value == pytest.approx(2.0)
+    assert ratio.ci95 == pytest.approx([2.0, 2.0])
 
 
 def test_one_prompt_has_no_interval_and_unequal_lists_are_refused() -> None:
@@ -45,14 +49,16 @@ def test_token_counts_enter_the_ratio() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "n", "share"), [([1, 2, 3, 4], 1, 1.0), ([1, 1, 1, 1], 1, 0.25), ([1, 2, 1, 2, 1], 2, 0.5), ([1], 3, 1.0)]
+    ("tokens", "n", "share"),
+    [([1, 2, 3, 4], 1, 1.0), ([1, 1, 1, 1], 1, 0.25), ([1, 2, 1, 2, 1], 2, 0.5), ([1], 3, 1.0)],
 )
 def test_distinct(tokens: list[int], n: int, share: float) -> None:
     assert distinct_n(tokens, n) == share
 
 
 @pytest.mark.parametrize(
-    ("tokens", "length"), [([1, 2, 3], 0), ([1, 2, 3, 1, 2], 2), ([7] * 5, 4), ([], 0), ([1, 2, 9, 1, 2, 3, 8, 1, 2, 3], 3)]
+    ("tokens", "length"),
+    [([1, 2, 3], 0), ([1, 2, 3, 1, 2], 2), ([7] * 5, 4), ([], 0), ([1, 2, 9, 1, 2, 3, 8, 1, 2, 3], 3)],
 )
 def test_longest_repeat(tokens: list[int], length: int) -> None:
     assert longest_repeat(tokens) == length
@@ -60,11 +66,14 @@ def test_longest_repeat(tokens: list[int], length: int) -> None:
 
 def test_repetition_averages_outputs() -> None:
     found = repetition([[1, 2, 3, 4], [1, 1, 1, 1]])
-    assert found["distinct_1"] == pytest.approx(0.625) and found["longest_repeat"] == 3
+    assert found["distinct_1"] == pytest.approx(0.625)
+    assert found["longest_repeat"] == 3
     assert repetition([])["distinct_3"] == 0.0
 
 
-def stats_of(rounds: int, drafted: int, accepted: int, draft_forwards: int, draft_seconds: float, verify_seconds: float) -> Stats:
+def stats_of(
+    rounds: int, drafted: int, accepted: int, draft_forwards: int, draft_seconds: float, verify_seconds: float
+) -> Stats:
     stats = Stats.empty(1)
     for turn in range(rounds):
         stats.rows[0].count(drafted // rounds, accepted // rounds, 1 + accepted // rounds)
@@ -107,5 +116,7 @@ def test_budget_shares_pass_in_order_and_zero_is_no_limit() -> None:
     early, late = budget.deadline(0.25), budget.deadline(1.0)
     assert not early.passed
     now[0] = 115.0
-    assert early.passed and not late.passed and budget.spent == 15.0
+    assert early.passed
+    assert not late.passed
+    assert budget.spent == 15.0
     assert not Budget(0.0, lambda: 1e12).deadline(0.01).passed

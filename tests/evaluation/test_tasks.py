@@ -43,13 +43,15 @@ def test_prompts_come_from_test_documents_and_calibration_from_validation() -> N
         assert any(text_of(prompt) in text for text in held_out)
     validation = [document.text for document in documents("validation", "code")]
     calibration = calibration_prompts(tasks, Letters(), 3, 40)
-    assert len(calibration) == 3 and all(any(text_of(prompt) in text for text in validation) for prompt in calibration)
+    assert len(calibration) == 3
+    assert all(any(text_of(prompt) in text for text in validation) for prompt in calibration)
     assert sum(text_of(prompt) in training for prompt in tasks[0].prompts) == 0
 
 
 def test_held_out_windows_are_test_text() -> None:
     source, windows = held_out_ids(build_tasks(["auto"], Letters(), 2, 20, 0), Letters(), 400, 100)
-    assert "test split" in source and [len(window) for window in windows] == [100] * 4
+    assert "test split" in source
+    assert [len(window) for window in windows] == [100] * 4
 
 
 def test_file_prompts_as_text_ids_and_paragraphs(tmp_path: Path) -> None:
@@ -60,13 +62,20 @@ def test_file_prompts_as_text_ids_and_paragraphs(tmp_path: Path) -> None:
     assert task.prompts == [[98, 99], [100, 101], [8, 9]]
     plain = tmp_path / "p.txt"
     plain.write_text("ab\n\ncd\n")
-    assert [text_of(p).strip() for p in build_tasks([f"file:{plain}"], Letters(), 1, 9, 0)[0].prompts] == ["ab"]
+    assert [text_of(p).strip() for p in build_tasks([f"file:{plain}"], Letters(), 1, 9, 0)[0].prompts] == [
+        "ab"
+    ]
     assert calibration_prompts([task], Letters(), 2, 2) == [[8, 9], [100, 101]]
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [("", "holds no prompt"), ("{", "line 1 is no JSON"), ('{"other": 1}', "line 1 has none of"), (None, "cannot read")],
+    [
+        ("", "holds no prompt"),
+        ("{", "line 1 is no JSON"),
+        ('{"other": 1}', "line 1 has none of"),
+        (None, "cannot read"),
+    ],
 )
 def test_unusable_files_say_what_is_wrong(tmp_path: Path, content: str | None, said: str) -> None:
     path = tmp_path / "p.jsonl"

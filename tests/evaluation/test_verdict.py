@@ -8,7 +8,9 @@ from ssd_infer.evaluation.verdict import verdict
 from tests.report.sample import absent_row, measured_row
 
 
-def row(name: str, speedup: float, distinct: float = 0.9, lossless: str = "pass", **changes: Any) -> dict[str, Any]:
+def row(
+    name: str, speedup: float, distinct: float = 0.9, lossless: str = "pass", **changes: Any
+) -> dict[str, Any]:
     made = measured_row(name, speedup, 0.6, **changes)
     made["extra"] = {"repetition": {"distinct_3": distinct}, "draft": name.split(":")[0]}
     made["lossless"]["verdict"] = lossless
@@ -21,37 +23,78 @@ def peer(speedup: float, tasks: dict[str, float] | None = None) -> dict[str, Any
 
 
 def test_fastest_lossless_greedy_row_wins() -> None:
-    rows = [row("early_exit", 1.5), row("swift", 1.9, lossless="fail"), row("early_exit:t1", 2.5), absent_row("skip_set")]
+    rows = [
+        row("early_exit", 1.5),
+        row("swift", 1.9, lossless="fail"),
+        row("early_exit:t1", 2.5),
+        absent_row("skip_set"),
+    ]
     found = verdict(rows, [], [])
-    assert (found["best_strategy"], found["speedup"], found["extra"]["draft"]) == ("early_exit", 1.5, "early_exit")
+    assert (found["best_strategy"], found["speedup"], found["extra"]["draft"]) == (
+        "early_exit",
+        1.5,
+        "early_exit",
+    )
     assert found["best_params"] == {"exit_layer": 2, "gamma": 3}
     assert any("swift is NOT lossless" in line for line in found["warnings"])
 
 
 def test_looping_outputs_make_sampling_the_headline() -> None:
     found = verdict([row("early_exit", 1.9, distinct=0.3), row("early_exit:t1", 1.4)], [], [])
-    assert found["best_strategy"] == "early_exit:t1" and found["extra"]["headline"] == "sampling"
+    assert found["best_strategy"] == "early_exit:t1"
+    assert found["extra"]["headline"] == "sampling"
     assert any("distinct-3 0.30" in line for line in found["warnings"])
     alone = verdict([row("early_exit", 1.9, distinct=0.3)], [], [])
-    assert alone["best_strategy"] == "early_exit" and any("measure at temperature 1 too" in line for line in alone["warnings"])
+    assert alone["best_strategy"] == "early_exit"
+    assert any("measure at temperature 1 too" in line for line in alone["warnings"])
 
 
 def test_losing_to_prompt_lookup_is_said_overall_and_by_task() -> None:
     found = verdict([row("early_exit", 1.5)], [peer(1.7, {"stdlib_code": 2.0, "stdlib_prose": 1.2})], [])
     text = "\n".join(found["warnings"])
     assert "early_exit loses to transformers' prompt lookup (1.50× against 1.70×)" in text
-    assert "on stdlib_code (1.60× against 2.00×)" in text and "on stdlib_prose" not in text
+    assert "on stdlib_code (1.60× against 2.00×)" in text
+    assert "on stdlib_prose" not in text
     assert verdict([row("early_exit", 1.5)], [peer(1.2)], [])["warnings"] == []
 
 
+def test_sampling_rows_are_held_against_sampled_lookup() -> None:
+    sampled = peer(1.7) | {"name": "prompt_lookup:t1"}
+    found = verdict([row("early_exit", 1.9), row("early_exit:ngram:t1", 1.5)], [peer(1.2), sampled], [])
+    assert found["warnings"] == [
+        "early_exit:ngram:t1 loses to transformers' prompt lookup (1.50× against 1.70×)"
+    ]
+
+
 def test_failures_misses_and_notes_are_warned_of() -> None:
-    slow = row("early_exit", 1.0, speed={"tokens_per_second": 1.0, "speedup": 1.0, "ci95": None, "predicted_speedup": 1.6, "against": "x"})
-    found = verdict([slow, absent_row("swift", "failed", "RuntimeError: x"), row("skip_set", 0.9, lossless="not_run")], [], ["note"])
+    slow = row(
+        "early_exit",
+        1.0,
+        speed={
+            "tokens_per_second": 1.0,
+            "speedup": 1.0,
+            "ci95": None,
+            "predicted_speedup": 1.6,
+            "against": "x",
+        },
+    )
+    found = verdict(
+        [slow, absent_row("swift", "failed", "RuntimeError: x"), row("skip_set", 0.9, lossless="not_run")],
+        [],
+        ["note"],
+    )
     text = "\n".join(found["warnings"])
-    for said in ("swift failed: RuntimeError: x", "predict 1.60×", "no strategy is faster", "skip_set was not tested", "note"):
+    for said in (
+        "swift failed: RuntimeError: x",
+        "predict 1.60×",
+        "no strategy is faster",
+        "skip_set was not tested",
+        "note",
+    ):
         assert said in text
 
 
 def test_nothing_lossless_means_no_best() -> None:
     found = verdict([row("early_exit", 2.0, lossless="fail")], [], [])
-    assert found["best_strategy"] is None and found["speedup"] is None
+    assert found["best_strategy"] is None
+    assert found["speedup"] is None

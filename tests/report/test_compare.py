@@ -29,9 +29,10 @@ def row(report: dict[str, Any], name: str) -> dict[str, Any]:
 
 def test_equal_reports_have_no_regression(pair: tuple[dict[str, Any], dict[str, Any]]) -> None:
     found = compare(pair)
-    assert found["regressions"] == [] and found["remarks"] == []
+    assert found["regressions"] == []
+    assert found["remarks"] == []
     assert found["labels"] == ["step-1200", "step-2400"]
-    assert [line["name"] for line in found["rows"]][0] == "early_exit"
+    assert next(line["name"] for line in found["rows"]) == "early_exit"
 
 
 def test_each_kind_of_regression_is_named(pair: tuple[dict[str, Any], dict[str, Any]]) -> None:
@@ -42,7 +43,13 @@ def test_each_kind_of_regression_is_named(pair: tuple[dict[str, Any], dict[str, 
     row(after, "early_exit:ngram")["lossless"]["verdict"] = "fail"
     after["strategies"][2] = absent_row("early_exit:t1", "failed", "RuntimeError: x")
     text = "\n".join(regressions(before, after, "new"))
-    for said in ("speedup fell from 1.62× to 1.20×", "α fell from 0.71 to 0.50", "now says fail", "is now failed", "loss rose from 3.000"):
+    for said in (
+        "speedup fell from 1.62× to 1.20×",
+        "α fell from 0.71 to 0.50",
+        "now says fail",
+        "is now failed",
+        "loss rose from 3.000",
+    ):
         assert said in text
     assert regressions(after, before, "old") == []
 
@@ -60,7 +67,11 @@ def test_what_makes_reports_incomparable_is_remarked(pair: tuple[dict[str, Any],
     after["environment"]["threads"] = 8
     after["environment"]["dtype"] = "bfloat16"
     after["protocol"]["tasks"][0]["extra"]["prompts_sha256"] = "00"
-    assert [line.rpartition(" ")[2] for line in compare([before, after])["remarks"]] == ["machine", "precision", "prompts"]
+    assert [line.rpartition(" ")[2] for line in compare([before, after])["remarks"]] == [
+        "machine",
+        "precision",
+        "prompts",
+    ]
 
 
 def test_labels_are_distinct() -> None:
@@ -74,18 +85,25 @@ def test_labels_are_distinct() -> None:
 def test_rendering_is_stable_and_escapes(pair: tuple[dict[str, Any], dict[str, Any]]) -> None:
     found = compare(pair, [HOSTILE, "b"])
     assert render_comparison(found) == render_comparison(json.loads(json.dumps(found)))
-    assert "<script" not in render_comparison(found) and "<script" not in render_comparison_html(found)
+    assert "<script" not in render_comparison(found)
+    assert "<script" not in render_comparison_html(found)
     assert "| early_exit | 1.62× \\[1.55–1.68\\] α 0.71 |" in render_comparison(found)
 
 
 def test_lines_over_steps_are_drawn() -> None:
-    series = {"steps": [1, 2], "loss": [3.0, None], "speedup": {"early_exit": [1.1, None]}, "alpha": {"early_exit": [0.4, 0.5]}}
+    series = {
+        "steps": [1, 2],
+        "loss": [3.0, None],
+        "speedup": {"early_exit": [1.1, None]},
+        "alpha": {"early_exit": [0.4, 0.5]},
+    }
     assert [chart.title for chart in step_charts(series)] == ["Speedup", "Acceptance α", "Held-out loss"]
     assert step_charts(None) == []
 
 
-def test_command_writes_and_tells(tmp_path: Path, pair: tuple[dict[str, Any], dict[str, Any]],
-                                  capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+def test_command_writes_and_tells(
+    tmp_path: Path, pair: tuple[dict[str, Any], dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
     before, after = pair
     row(after, "early_exit")["lossless"]["verdict"] = "fail"
     paths = [str(write_report(report, tmp_path / name)) for name, report in (("a", before), ("b", after))]

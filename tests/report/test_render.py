@@ -30,7 +30,9 @@ class Tags(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
-        self.links += [value or "" for name, value in attrs if name in ("src", "href") or name.startswith("on")]
+        self.links += [
+            value or "" for name, value in attrs if name in ("src", "href") or name.startswith("on")
+        ]
 
     def handle_data(self, data: str) -> None:
         self.words.append(data)
@@ -91,10 +93,12 @@ def test_hostile_strings_stay_text() -> None:
     report["environment"]["cpu"] = '"><img src=x onerror=alert(1)>'
     page = parse(render_html(report))
     assert "script" not in page.tags
-    assert page.links and all(link.startswith("data:image/svg+xml;base64,") for link in page.links)
+    assert page.links
+    assert all(link.startswith("data:image/svg+xml;base64,") for link in page.links)
     assert any('<script>alert("x")</script>' in word for word in page.words)
     text = render_markdown(report)
-    assert "<script" not in text and "[link](" not in text.replace("\\[link\\](", "")
+    assert "<script" not in text
+    assert "[link](" not in text.replace("\\[link\\](", "")
 
 
 def test_plots_survive_hostile_names() -> None:
@@ -109,7 +113,8 @@ def test_page_embeds_every_plot_and_loads_nothing() -> None:
     images = re.findall(r'src="data:image/svg\+xml;base64,([^"]+)"', page)
     assert len(images) == 5
     assert all(base64.b64decode(image).startswith(b"<?xml") for image in images)
-    assert "http://" not in re.sub(r'src="[^"]+"', "", page) and "https://" not in page
+    assert "http://" not in re.sub(r'src="[^"]+"', "", page)
+    assert "https://" not in page
 
 
 def test_plots_are_left_out_without_data() -> None:
@@ -118,7 +123,8 @@ def test_plots_are_left_out_without_data() -> None:
     report["strategies"] = [absent_row(row["name"]) for row in report["strategies"]]
     report["verdict"] |= {"best_strategy": None, "best_params": None, "speedup": None}
     assert [chart.title for chart in draw_charts(report)] == ["Speedup over the fastest plain decoding"]
-    assert "not a language model" in render_html(report) and "not a language model" in render_markdown(report)
+    assert "not a language model" in render_html(report)
+    assert "not a language model" in render_markdown(report)
 
 
 def test_failed_losslessness_is_shouted() -> None:
@@ -132,20 +138,37 @@ def test_terminal_shows_rows_peers_reasons_and_the_page(tmp_path: object) -> Non
     console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
     print_report(sample_report(), tmp_path, console)  # type: ignore[arg-type]
     text = console.export_text()
-    for word in ("early_exit:ngram", "1.87–2.00", "prompt_lookup", "ssd_plain", "this checkpoint has no experts", "report.html"):
+    for word in (
+        "early_exit:ngram",
+        "1.87–2.00",
+        "prompt_lookup",
+        "ssd_plain",
+        "this checkpoint has no experts",
+        "report.html",
+    ):
         assert word in text
 
 
 @pytest.mark.parametrize(
     ("made", "wanted"),
     [
-        (number(1.005, 2), "1.00"), (number(None), "–"), (number(float("nan")), "–"), (times(1.6), "1.60×"), (times(None), "–"),
-        (interval([1.0, 2.0]), "1.00–2.00"), (interval(None), "–"), (percent(0.456), "46 %"), (bytes_text(None), "–"),
-        (bytes_text(512), "512 B"), (bytes_text(3 * 2**20), "3.0 MiB"), (params_text({}), "–"),
+        (number(1.005, 2), "1.00"),
+        (number(None), "–"),
+        (number(float("nan")), "–"),
+        (times(1.6), "1.60×"),
+        (times(None), "–"),
+        (interval([1.0, 2.0]), "1.00–2.00"),
+        (interval(None), "–"),
+        (percent(0.456), "46 %"),
+        (bytes_text(None), "–"),
+        (bytes_text(512), "512 B"),
+        (bytes_text(3 * 2**20), "3.0 MiB"),
+        (params_text({}), "–"),
         (params_text({"exit_layer": 2, "gamma": 3, "confidence": 0.0}), "E=2, γ=3"),
         (params_text({"skip_mlp": list(range(9))}), "skip_mlp=[9 items]"),
-        (markdown("early_exit a_b _c_"), "early_exit a_b \\_c\\_"), (markdown("a\nb\x00c"), "a b c"),
+        (markdown("early_exit a_b _c_"), "early_exit a_b \\_c\\_"),
+        (markdown("a\nb\x00c"), "a b c"),
     ],
-)  # fmt: skip
+)
 def test_formats(made: str, wanted: str) -> None:
     assert made == wanted

@@ -23,18 +23,49 @@ def test_sample_is_valid_and_schema_is_json() -> None:
 def test_contract_keys_are_exactly_those_of_the_design() -> None:
     properties = load_schema()["properties"]
     assert set(load_schema()["required"]) == {
-        "schema_version", "identity", "environment", "protocol", "baselines", "peers", "strategies", "quality", "verdict",
-    }  # fmt: skip
+        "schema_version",
+        "identity",
+        "environment",
+        "protocol",
+        "baselines",
+        "peers",
+        "strategies",
+        "quality",
+        "verdict",
+    }
     row = properties["strategies"]["items"]
     assert set(row["required"]) == {
-        "name", "family", "params", "status", "reason", "lossless", "acceptance", "speed", "cost", "memory", "extra", "per_task",
-    }  # fmt: skip
+        "name",
+        "family",
+        "params",
+        "status",
+        "reason",
+        "lossless",
+        "acceptance",
+        "speed",
+        "cost",
+        "memory",
+        "extra",
+        "per_task",
+    }
     assert set(row["properties"]["acceptance"]["required"]) == {
-        "rounds", "drafted", "accepted", "alpha", "tau", "histogram", "per_position",
-    }  # fmt: skip
+        "rounds",
+        "drafted",
+        "accepted",
+        "alpha",
+        "tau",
+        "histogram",
+        "per_position",
+    }
     assert set(properties["identity"]["required"]) == {
-        "checkpoint", "weights_sha256", "recipe", "step", "config", "command", "git",
-    }  # fmt: skip
+        "checkpoint",
+        "weights_sha256",
+        "recipe",
+        "step",
+        "config",
+        "command",
+        "git",
+    }
 
 
 @pytest.mark.parametrize(
@@ -51,7 +82,10 @@ def test_contract_keys_are_exactly_those_of_the_design() -> None:
         (lambda r: r["strategies"][0].update(name="early_exit:<b>"), "does not match"),
         (lambda r: r["strategies"].append(measured_row("early_exit", 1.0, 0.1)), "appears twice"),
         (lambda r: r["strategies"].__setitem__(8, absent_row("swift:x")), "row 'ctc_draft' is missing"),
-        (lambda r: r["strategies"][0]["acceptance"].update(accepted=999), "more tokens accepted than drafted"),
+        (
+            lambda r: r["strategies"][0]["acceptance"].update(accepted=999),
+            "more tokens accepted than drafted",
+        ),
         (lambda r: r["strategies"][0]["acceptance"].update(rounds=7), "histogram does not add up"),
         (lambda r: r["strategies"][0].update(family="ctc_draft"), "must be skip_layer"),
     ],
@@ -75,8 +109,14 @@ def test_all_violations_come_together() -> None:
 
 def test_every_family_name_is_known() -> None:
     assert list(FAMILIES) == [
-        "early_exit", "skip_set", "swift", "reduced_experts", "sparse_attention", "fewer_steps", "ctc_draft",
-    ]  # fmt: skip
+        "early_exit",
+        "skip_set",
+        "swift",
+        "reduced_experts",
+        "sparse_attention",
+        "fewer_steps",
+        "ctc_draft",
+    ]
     assert base_name("early_exit:ngram:t1") == "early_exit"
 
 
@@ -99,7 +139,11 @@ def test_exit_code_follows_lossless_rows(row: dict[str, Any], code: int) -> None
 
 @pytest.mark.parametrize(
     ("speedup", "ci95", "said"),
-    [(1.5, [1.4, 1.6], "1.50 times"), (1.1, [0.9, 1.3], "interval reaches 1"), (0.9, [0.8, 1.0], "No draft pays")],
+    [
+        (1.5, [1.4, 1.6], "1.50 times"),
+        (1.1, [0.9, 1.3], "interval reaches 1"),
+        (0.9, [0.8, 1.0], "No draft pays"),
+    ],
 )
 def test_headline_promises_no_more_than_the_interval(speedup: float, ci95: list[float], said: str) -> None:
     report = sample_report()

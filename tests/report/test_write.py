@@ -14,10 +14,19 @@ from tests.report.sample import sample_report
 
 
 def test_writes_all_files_and_reads_back(tmp_path: Path) -> None:
-    path = write_report(sample_report(), tmp_path / "deep" / "report", [{"tokens": [[1, 2]]}, {"tokens": [[3]]}])
-    assert {file.name for file in path.parent.iterdir()} == {"report.json", "report.md", "report.html", "samples.jsonl"}
+    path = write_report(
+        sample_report(), tmp_path / "deep" / "report", [{"tokens": [[1, 2]]}, {"tokens": [[3]]}]
+    )
+    assert {file.name for file in path.parent.iterdir()} == {
+        "report.json",
+        "report.md",
+        "report.html",
+        "samples.jsonl",
+    }
     assert read_report(path) == read_report(path.parent) == sample_report()
-    assert [json.loads(line) for line in (path.parent / "samples.jsonl").read_text().splitlines()][1] == {"tokens": [[3]]}
+    assert [json.loads(line) for line in (path.parent / "samples.jsonl").read_text().splitlines()][1] == {
+        "tokens": [[3]]
+    }
 
 
 def test_invalid_report_leaves_the_old_one(tmp_path: Path) -> None:
@@ -30,7 +39,9 @@ def test_invalid_report_leaves_the_old_one(tmp_path: Path) -> None:
     assert (tmp_path / "report.json").read_bytes() == before
 
 
-def test_interrupted_write_leaves_the_old_file_and_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_write_leaves_the_old_file_and_no_litter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = tmp_path / "file.txt"
     write_text(target, "old")
 
@@ -52,7 +63,9 @@ def test_not_a_number_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "report.json").exists()
 
 
-@pytest.mark.parametrize(("text", "said"), [(None, "no such report"), ("{", "not a readable report"), ("{}", "required property")])
+@pytest.mark.parametrize(
+    ("text", "said"), [(None, "no such report"), ("{", "not a readable report"), ("{}", "required property")]
+)
 def test_unreadable_report_names_the_path(tmp_path: Path, text: str | None, said: str) -> None:
     path = tmp_path / "report.json"
     if text is not None:

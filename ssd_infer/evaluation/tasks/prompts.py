@@ -30,16 +30,30 @@ class Task:
         return hashlib.sha256(json.dumps(self.prompts).encode()).hexdigest()
 
 
-def build_tasks(names: Sequence[str], tokenizer: Any, samples: int, prompt_tokens: int, seed: int) -> list[Task]:
+def build_tasks(
+    names: Sequence[str], tokenizer: Any, samples: int, prompt_tokens: int, seed: int
+) -> list[Task]:
     """Build the prompt sets called `names`; raise ConfigError for an unknown name, DataError for unusable text."""
-    expanded = list(dict.fromkeys(part for name in names for part in (STDLIB_TASKS if name == "auto" else [name])))
+    expanded = list(
+        dict.fromkeys(part for name in names for part in (STDLIB_TASKS if name == "auto" else [name]))
+    )
     unknown = [name for name in expanded if name not in STDLIB_TASKS and not name.startswith("file:")]
     if unknown or not expanded:
-        raise ConfigError([Problem("tasks", "must be auto, stdlib_code, stdlib_prose or file:PATH", ", ".join(unknown) or "none")])
+        raise ConfigError(
+            [
+                Problem(
+                    "tasks",
+                    "must be auto, stdlib_code, stdlib_prose or file:PATH",
+                    ", ".join(unknown) or "none",
+                )
+            ]
+        )
     return [_build(name, tokenizer, samples, prompt_tokens, seed) for name in expanded]
 
 
-def calibration_prompts(tasks: Sequence[Task], tokenizer: Any, count: int, prompt_tokens: int) -> list[list[int]]:
+def calibration_prompts(
+    tasks: Sequence[Task], tokenizer: Any, count: int, prompt_tokens: int
+) -> list[list[int]]:
     """Return prompts to settle parameters on: validation text of the tasks' kinds, never the prompts measured.
 
     A `file:` task has no second text, so its own last prompts serve; the report names that in a warning.
@@ -47,13 +61,17 @@ def calibration_prompts(tasks: Sequence[Task], tokenizer: Any, count: int, promp
     pools = []
     for task in tasks:
         if task.name in STDLIB_TASKS:
-            pools.append(_windows(STDLIB_TASKS[task.name], "validation", tokenizer, count, prompt_tokens, seed=1))
+            pools.append(
+                _windows(STDLIB_TASKS[task.name], "validation", tokenizer, count, prompt_tokens, seed=1)
+            )
         else:
             pools.append(task.prompts[::-1])
     return [pool[turn] for turn in range(count) for pool in pools if turn < len(pool)][:count]
 
 
-def held_out_ids(tasks: Sequence[Task], tokenizer: Any, tokens: int, width: int) -> tuple[str, list[list[int]]]:
+def held_out_ids(
+    tasks: Sequence[Task], tokenizer: Any, tokens: int, width: int
+) -> tuple[str, list[list[int]]]:
     """Return the source's name and windows of at most `width` ids, about `tokens` in all, of text never trained on."""
     kinds = [STDLIB_TASKS[task.name] for task in tasks if task.name in STDLIB_TASKS]
     if not kinds:
@@ -66,21 +84,27 @@ def held_out_ids(tasks: Sequence[Task], tokenizer: Any, tokens: int, width: int)
 def _build(name: str, tokenizer: Any, samples: int, prompt_tokens: int, seed: int) -> Task:
     if name in STDLIB_TASKS:
         return Task(name, _windows(STDLIB_TASKS[name], "test", tokenizer, samples, prompt_tokens, seed))
-    prompts = [_encode(tokenizer, entry, prompt_tokens, name) for entry in _read(Path(name.removeprefix("file:")))]
+    prompts = [
+        _encode(tokenizer, entry, prompt_tokens, name) for entry in _read(Path(name.removeprefix("file:")))
+    ]
     prompts = [prompt for prompt in prompts if prompt][:samples]
     if not prompts:
-        raise DataError(f"tasks: {name} holds no prompt; give one JSON object a line with prompt, text or ids, or plain paragraphs")
+        raise DataError(
+            f"tasks: {name} holds no prompt; give one JSON object a line with prompt, text or ids, or plain paragraphs"
+        )
     return Task(name, prompts)
 
 
 def _windows(kind: str, split: Split, tokenizer: Any, count: int, width: int, seed: int) -> list[list[int]]:
     """Cut `count` windows, each starting at a line of a document; documents are visited in a seeded order."""
     if tokenizer is None:
-        raise DataError("tasks: the checkpoint has no tokenizer, so text tasks cannot run; use tasks=[file:PATH] with lines {\"ids\": […]}")
+        raise DataError(
+            'tasks: the checkpoint has no tokenizer, so no text can be read; use tasks=[file:PATH] of {"ids": […]} lines'
+        )
     pool = documents(split, "code" if kind == "code" else "prose")
     if not pool:
         raise DataError(f"tasks: the running Python has no {split} {kind} documents; use tasks=[file:PATH]")
-    order = random.Random(f"{seed}/{kind}/{split}")  # noqa: S311  reproducible choice, not security
+    order = random.Random(f"{seed}/{kind}/{split}")
     pool = order.sample(pool, len(pool))
     found: list[list[int]] = []
     for turn in range(count * 4):
