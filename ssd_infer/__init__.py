@@ -1,8 +1,8 @@
 """Decode with models that draft for themselves, and prove on every checkpoint what it gains.
 
-    import ssd_infer
-    model = ssd_infer.load("outputs/layerskip/demo/checkpoints/step-500")
-    out = ssd_infer.generate(model, [[1, 2, 3]], draft="early_exit", max_new_tokens=64)
+import ssd_infer
+model = ssd_infer.load("outputs/layerskip/demo/checkpoints/step-500")
+out = ssd_infer.generate(model, [[1, 2, 3]], draft="early_exit", max_new_tokens=64)
 """
 
 from __future__ import annotations
@@ -19,7 +19,15 @@ _EXPORTS = {
     "hf_generate": "ssd_infer.hf",
     "write_custom_generate": "ssd_infer.hf",
 }
-__all__ = ["GenerateOutput", "Loaded", "__version__", "generate", "hf_generate", "load", "write_custom_generate"]
+__all__ = [
+    "GenerateOutput",
+    "Loaded",
+    "__version__",
+    "generate",
+    "hf_generate",
+    "load",
+    "write_custom_generate",
+]
 
 if TYPE_CHECKING:
     from ssd_infer.api import GenerateOutput, generate

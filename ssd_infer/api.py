@@ -72,7 +72,9 @@ def generate(
     target = Target.of(module)
     _check_vocabulary(prompts, target)
     strategy = None if draft is None else drafts.get(draft)
-    resolved = Resolved(None) if strategy is None else strategy.settle(target, draft_params, prompts, do_sample)
+    resolved = (
+        Resolved(None) if strategy is None else strategy.settle(target, draft_params, prompts, do_sample)
+    )
     if resolved.params is None:
         strategy = None
     stop = StopRule.of(_eos(module, eos_token_id), stop_sequences)
@@ -81,13 +83,17 @@ def generate(
     try:
         sampler = Sampler(sampling, target.device, seed)
         emit = _emitter(streamer, len(prompts))
-        sequences, stats = decode(target, prompts, strategy, resolved.params, max_new_tokens, sampler, stop, emit)
+        sequences, stats = decode(
+            target, prompts, strategy, resolved.params, max_new_tokens, sampler, stop, emit
+        )
     finally:
         module.train(was_training)
-    if hasattr(streamer, "end"):
+    if streamer is not None and hasattr(streamer, "end"):
         streamer.end()
     settled = {} if resolved.params is None else _as_dict(resolved.params)
-    return GenerateOutput(sequences, stats, None if strategy is None else strategy.name, settled, resolved.note)
+    return GenerateOutput(
+        sequences, stats, None if strategy is None else strategy.name, settled, resolved.note
+    )
 
 
 def _rows(input_ids: Prompts, attention_mask: Tensor | None) -> list[list[int]]:
@@ -101,12 +107,21 @@ def _rows(input_ids: Prompts, attention_mask: Tensor | None) -> list[list[int]]:
     return unpad(table, attention_mask)
 
 
-def _check(prompts: list[list[int]], max_new_tokens: int, draft: str | None, params: Mapping[str, Any] | None,
-           sampling: SamplingParams) -> None:
+def _check(
+    prompts: list[list[int]],
+    max_new_tokens: int,
+    draft: str | None,
+    params: Mapping[str, Any] | None,
+    sampling: SamplingParams,
+) -> None:
     problems = sampling.problems()
     if not prompts:
         problems.append(Problem("input_ids", "must hold at least one row", "no rows"))
-    problems += [Problem(f"input_ids[{i}]", "must hold at least one token", "empty") for i, row in enumerate(prompts) if not row]
+    problems += [
+        Problem(f"input_ids[{i}]", "must hold at least one token", "empty")
+        for i, row in enumerate(prompts)
+        if not row
+    ]
     if max_new_tokens < 1:
         problems.append(Problem("max_new_tokens", "must be >= 1", max_new_tokens))
     if draft is None and params:
@@ -121,7 +136,9 @@ def _check_vocabulary(prompts: list[list[int]], target: Target) -> None:
         worst = max(row) if min(row) >= 0 else min(row)
         if not 0 <= worst < size:
             rule = f"must hold token ids below the model's vocabulary of {size}"
-            raise ConfigError([Problem(f"input_ids[{index}]", rule, worst, "use the tokenizer saved with the checkpoint")])
+            raise ConfigError(
+                [Problem(f"input_ids[{index}]", rule, worst, "use the tokenizer saved with the checkpoint")]
+            )
 
 
 def _eos(model: nn.Module, given: int | Sequence[int] | None) -> int | Sequence[int] | None:
@@ -140,7 +157,13 @@ def _emitter(streamer: Any, rows: int) -> Callable[[int, list[int]], None] | Non
         callback: Callable[[int, list[int]], None] = streamer
         return callback
     if rows != 1:
-        raise ConfigError([Problem("streamer", "a transformers streamer takes one row", rows, "pass a function (row, tokens)")])
+        raise ConfigError(
+            [
+                Problem(
+                    "streamer", "a transformers streamer takes one row", rows, "pass a function (row, tokens)"
+                )
+            ]
+        )
     return lambda _row, tokens: streamer.put(torch.tensor(tokens))
 
 

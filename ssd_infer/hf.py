@@ -37,8 +37,17 @@ def hf_generate(
     """
     strategy = drafts.get(draft)
     mask = model_kwargs.get("attention_mask")
-    return self_speculate(model, input_ids, mask, logits_processor, stopping_criteria, generation_config,
-                          strategy, draft_params, seed)
+    return self_speculate(
+        model,
+        input_ids,
+        mask,
+        logits_processor,
+        stopping_criteria,
+        generation_config,
+        strategy,
+        draft_params,
+        seed,
+    )
 
 
 def write_custom_generate(checkpoint: str | Path, draft_params: Mapping[str, Any] | None = None) -> Path:

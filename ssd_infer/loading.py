@@ -21,8 +21,13 @@ class Loaded:
     path: str
 
 
-def load(path: str | Path | nn.Module, dtype: str | torch.dtype | None = None, device: str | torch.device | None = None,
-         *, trust_remote_code: bool = False) -> Loaded:
+def load(
+    path: str | Path | nn.Module,
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    *,
+    trust_remote_code: bool = False,
+) -> Loaded:
     """Load model and tokenizer; `dtype=None` keeps the checkpoint's, `device=None` takes CUDA when there is one.
 
     An already loaded transformers model is wrapped as it is. Raises CheckpointError when the directory is missing,
@@ -33,7 +38,11 @@ def load(path: str | Path | nn.Module, dtype: str | torch.dtype | None = None, d
     where = str(path)
     _check_directory(where)
     model = _load_model(where, _dtype(dtype), trust_remote_code)
-    chosen = torch.device(device) if device not in (None, "auto") else torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    chosen = (
+        torch.device(device)
+        if device not in (None, "auto")
+        else torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    )
     return Loaded(model.to(chosen).eval(), _load_tokenizer(where, trust_remote_code), where)
 
 
@@ -52,10 +61,18 @@ def _check_directory(where: str) -> None:
         return
     path = Path(where)
     if not path.is_dir():
-        raise CheckpointError(f"checkpoint: no directory {where!r}; give a directory that holds config.json and model.safetensors")
+        raise CheckpointError(
+            f"checkpoint: no directory {where!r}; give a directory that holds config.json and model.safetensors"
+        )
     if not (path / "config.json").is_file():
-        inside = sorted(item.name for item in path.glob("checkpoints/*")) or sorted(item.name for item in path.iterdir())[:5]
-        raise CheckpointError(f"checkpoint: {where!r} holds no config.json, so it is no checkpoint; it holds {', '.join(inside) or 'nothing'}")
+        inside = (
+            sorted(item.name for item in path.glob("checkpoints/*"))
+            or sorted(item.name for item in path.iterdir())[:5]
+        )
+        found = ", ".join(inside) or "nothing"
+        raise CheckpointError(
+            f"checkpoint: {where!r} holds no config.json, so it is no checkpoint; it holds {found}"
+        )
 
 
 def _load_model(where: str, dtype: str | torch.dtype, trust_remote_code: bool) -> nn.Module:
@@ -63,9 +80,13 @@ def _load_model(where: str, dtype: str | torch.dtype, trust_remote_code: bool) -
     from transformers import AutoModelForCausalLM
 
     try:
-        model: nn.Module = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, trust_remote_code=trust_remote_code)
+        model: nn.Module = AutoModelForCausalLM.from_pretrained(
+            where, dtype=dtype, trust_remote_code=trust_remote_code
+        )
     except SafetensorError as error:
-        raise CheckpointError(f"checkpoint: the weights in {where!r} are damaged ({error}); copy or train them again") from error
+        raise CheckpointError(
+            f"checkpoint: the weights in {where!r} are damaged ({error}); copy or train them again"
+        ) from error
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(f"checkpoint: {where!r} does not load ({first})") from error
@@ -77,7 +98,9 @@ def _load_tokenizer(where: str, trust_remote_code: bool) -> Any:
     from transformers import AutoTokenizer
 
     path = Path(where)
-    if path.is_dir() and not any((path / name).exists() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
+    if path.is_dir() and not any(
+        (path / name).exists() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+    ):
         return None
     try:
         return AutoTokenizer.from_pretrained(where, trust_remote_code=trust_remote_code)

@@ -17,7 +17,12 @@ def registry() -> dict[str, type[Drafter]]:
     for module_info in pkgutil.iter_modules(__path__):
         module = importlib.import_module(f"{__name__}.{module_info.name}")
         for item in vars(module).values():
-            if isinstance(item, type) and issubclass(item, Drafter) and item.__module__ == module.__name__ and item is not Drafter:
+            if (
+                isinstance(item, type)
+                and issubclass(item, Drafter)
+                and item.__module__ == module.__name__
+                and item is not Drafter
+            ):
                 found[item.name] = item
     return dict(sorted(found.items()))
 
@@ -26,5 +31,7 @@ def get(name: str) -> type[Drafter]:
     """Return the strategy called `name`; raises ConfigError listing the names there are."""
     known = registry()
     if name not in known:
-        raise ConfigError([Problem("draft", "must name a draft strategy", name, f"choose from {', '.join(known)}")])
+        raise ConfigError(
+            [Problem("draft", "must name a draft strategy", name, f"choose from {', '.join(known)}")]
+        )
     return known[name]

@@ -87,13 +87,17 @@ class Drafter(ABC):
         return int(getattr(params, "gamma", 0))
 
     @classmethod
-    def resolve(cls, target: Target, params: DraftParams, prompts: list[list[int]], do_sample: bool) -> Resolved:
+    def resolve(
+        cls, target: Target, params: DraftParams, prompts: list[list[int]], do_sample: bool
+    ) -> Resolved:
         """Settle every `auto` in `params`; may decide for plain decoding when no gain is predicted."""
         del target, prompts, do_sample
         return Resolved(params)
 
     @classmethod
-    def settle(cls, target: Target, raw: Mapping[str, Any] | None, prompts: list[list[int]], do_sample: bool) -> Resolved:
+    def settle(
+        cls, target: Target, raw: Mapping[str, Any] | None, prompts: list[list[int]], do_sample: bool
+    ) -> Resolved:
         """Check that the strategy applies, parse `draft_params`, and resolve every `auto` (ConfigError otherwise)."""
         reason = cls.applicable(target)
         if reason is not None:
@@ -126,7 +130,9 @@ def at_least(name: str, value: object, floor: int) -> list[Problem]:
 
 
 def _unknown(draft: str, key: str, value: Any, known: Mapping[str, Any]) -> Problem:
-    return Problem(f"draft_params.{key}", f"is no parameter of draft {draft!r}", value, f"it takes {', '.join(known)}")
+    return Problem(
+        f"draft_params.{key}", f"is no parameter of draft {draft!r}", value, f"it takes {', '.join(known)}"
+    )
 
 
 def _mistyped(key: str, value: Any, hint: Any) -> Problem | None:
@@ -144,7 +150,9 @@ def _matches(value: Any, hint: Any) -> bool:
     if origin in (typing.Union, types.UnionType):
         return any(_matches(value, option) for option in typing.get_args(hint))
     if origin in (list, tuple):
-        return isinstance(value, (list, tuple)) and all(_matches(item, typing.get_args(hint)[0]) for item in value)
+        return isinstance(value, (list, tuple)) and all(
+            _matches(item, typing.get_args(hint)[0]) for item in value
+        )
     if hint is float:
         return isinstance(value, (int, float)) and not isinstance(value, bool)
     if hint is int:

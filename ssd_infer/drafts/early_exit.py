@@ -32,9 +32,15 @@ class EarlyExitParams(DraftParams):
         found = at_least("exit_layer", self.exit_layer, 1) + at_least("gamma", self.gamma, 1)
         if isinstance(self.exit_layer, int) and self.exit_layer >= target.num_layers:
             rule = f"must be < {target.num_layers}, the layers of this model"
-            found.append(Problem("draft_params.exit_layer", rule, self.exit_layer, f"try {max(1, target.num_layers // 4)}"))
+            found.append(
+                Problem(
+                    "draft_params.exit_layer", rule, self.exit_layer, f"try {max(1, target.num_layers // 4)}"
+                )
+            )
         if not 0 <= self.confidence < 1:
-            found.append(Problem("draft_params.confidence", "must be in [0, 1)", self.confidence, "0 turns it off"))
+            found.append(
+                Problem("draft_params.confidence", "must be in [0, 1)", self.confidence, "0 turns it off")
+            )
         return found
 
 
@@ -63,7 +69,9 @@ class EarlyExit(Drafter):
         drafts, states, probs = [], [], []
         counts = alive = None
         for step in range(gamma):
-            hidden = target.run(target.embed(token.unsqueeze(1)), session.window(1, step), session.cache, 0, self.exit_layer)
+            hidden = target.run(
+                target.embed(token.unsqueeze(1)), session.window(1, step), session.cache, 0, self.exit_layer
+            )
             logits = target.logits(hidden[:, 0])
             token, q = self._pick(logits)
             drafts.append(token)
@@ -91,8 +99,9 @@ class EarlyExit(Drafter):
         q = sampler.probs(logits)
         return sampler.draw(q), q
 
-    def _confident(self, logits: Tensor, q: Tensor | None, counts: Tensor | None,
-                   alive: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _confident(
+        self, logits: Tensor, q: Tensor | None, counts: Tensor | None, alive: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """Count this token for rows still drafting, then stop the rows whose top probability is below the threshold."""
         top = (logits.float().softmax(dim=-1) if q is None else q).amax(dim=-1)
         if counts is None or alive is None:
@@ -104,11 +113,15 @@ class EarlyExit(Drafter):
     @classmethod
     def applicable(cls, target: Target) -> str | None:
         """Need at least two layers: one to exit after, one to verify with."""
-        return None if target.num_layers >= 2 else "the model has a single layer, so there is nothing to exit from"
+        return (
+            None
+            if target.num_layers >= 2
+            else "the model has a single layer, so there is nothing to exit from"
+        )
 
     @classmethod
     def search_space(cls, target: Target) -> dict[str, Sequence[Any]]:
-        """Exits up to half the depth, γ from 1 to 12."""
+        """Return exits up to half the depth, and γ from 1 to 12."""
         return {"exit_layer": range(1, target.num_layers // 2 + 1), "gamma": range(1, 13)}
 
     @classmethod
@@ -117,7 +130,9 @@ class EarlyExit(Drafter):
         return int(cast(EarlyExitParams, params).gamma)
 
     @classmethod
-    def resolve(cls, target: Target, params: DraftParams, prompts: list[list[int]], do_sample: bool) -> Resolved:
+    def resolve(
+        cls, target: Target, params: DraftParams, prompts: list[list[int]], do_sample: bool
+    ) -> Resolved:
         """Choose E and γ by predicted speedup on a calibration of `prompts`; plain decoding when none exceeds 1."""
         from ssd_infer.engine.calibrate import settle_early_exit
 

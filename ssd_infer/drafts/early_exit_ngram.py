@@ -39,7 +39,11 @@ class EarlyExitNgramParams(EarlyExitParams):
         found = EarlyExitParams.problems(self, target)
         found += at_least("copy", self.copy, 1) + at_least("min_ngram", self.min_ngram, 1)
         if self.max_ngram < self.min_ngram:
-            found.append(Problem("draft_params.max_ngram", "must be >= min_ngram", self.max_ngram, f"try {self.min_ngram}"))
+            found.append(
+                Problem(
+                    "draft_params.max_ngram", "must be >= min_ngram", self.max_ngram, f"try {self.min_ngram}"
+                )
+            )
         return found
 
 
@@ -84,8 +88,10 @@ class EarlyExitNgram(EarlyExit):
 
     def propose(self, limit: int) -> Proposal:
         """Draft from a copy where a row has one; without any copy this is plain early-exit drafting."""
-        found = [index.lookup(row.tokens, min(self.copying.copy, limit))
-                 for index, row in zip(self.indices, self.session.rows, strict=True)]
+        found = [
+            index.lookup(row.tokens, min(self.copying.copy, limit))
+            for index, row in zip(self.indices, self.session.rows, strict=True)
+        ]
         copies = [tokens for tokens, _ in found]
         self._is_raw = self._trusts([size for _, size in found])
         if self._is_raw:
@@ -120,7 +126,9 @@ class EarlyExitNgram(EarlyExit):
         kept_host = [min(count, limit - 1) for count in kept.tolist()]
         steps = max(0, min(self.gamma, limit) - 1 - min(kept_host))
         draft = _Buffer.start(packed.tokens, following, kept, hidden, logits, session.sampler, steps)
-        token = draft.tokens[torch.arange(len(kept_host), device=ids.device), torch.tensor(kept_host, device=ids.device)]
+        token = draft.tokens[
+            torch.arange(len(kept_host), device=ids.device), torch.tensor(kept_host, device=ids.device)
+        ]
         for step in range(steps):
             at = [count + 1 + step for count in kept_host]
             hidden = self._early(token, at)
@@ -133,7 +141,9 @@ class EarlyExitNgram(EarlyExit):
     def _early(self, token: Tensor, at: list[int]) -> Tensor:
         """Run the first E layers on one `token` `(B,)` a row, `at[b]` past its committed length; return `(B, d)`."""
         session, target = self.session, self.session.target
-        window = session.window_at([length + offset for length, offset in zip(session.lengths, at, strict=True)])
+        window = session.window_at(
+            [length + offset for length, offset in zip(session.lengths, at, strict=True)]
+        )
         return target.run(target.embed(token.unsqueeze(1)), window, session.cache, 0, self.exit_layer)[:, 0]
 
     @classmethod
@@ -152,8 +162,16 @@ class _Buffer:
     probs: Tensor | None
 
     @classmethod
-    def start(cls, copies: Tensor, following: Tensor, kept: Tensor, hidden: Tensor, logits: Tensor, sampler: Sampler,
-              steps: int) -> _Buffer:
+    def start(
+        cls,
+        copies: Tensor,
+        following: Tensor,
+        kept: Tensor,
+        hidden: Tensor,
+        logits: Tensor,
+        sampler: Sampler,
+        steps: int,
+    ) -> _Buffer:
         """Hold the checked copies `(B, k)` and each row's follower, with room for `steps` more."""
         batch, width = hidden.shape[:2]
         room = width + steps + 1
@@ -169,7 +187,9 @@ class _Buffer:
         probs[:, :width] = q
         return cls(tokens, states, probs)
 
-    def write(self, at: list[int], hidden: Tensor, token: Tensor | None = None, q: Tensor | None = None) -> None:
+    def write(
+        self, at: list[int], hidden: Tensor, token: Tensor | None = None, q: Tensor | None = None
+    ) -> None:
         """Store the exit state `(B, d)` of each row's position `at[b]`, and the token drafted from it."""
         rows = torch.arange(len(at), device=hidden.device)
         position = torch.tensor(at, device=hidden.device)
@@ -185,4 +205,6 @@ class _Buffer:
         ragged = min(counts) < width
         real = torch.tensor(counts, device=self.tokens.device) if ragged else None
         probs = None if self.probs is None else self.probs[:, :width]
-        return Proposal(self.tokens[:, :width], real, probs, self.hidden[:, : width + 1], exit_layer, forwards)
+        return Proposal(
+            self.tokens[:, :width], real, probs, self.hidden[:, : width + 1], exit_layer, forwards
+        )

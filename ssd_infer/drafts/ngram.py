@@ -26,7 +26,11 @@ class NgramParams(DraftParams):
         del target
         found = at_least("gamma", self.gamma, 1) + at_least("min_ngram", self.min_ngram, 1)
         if self.max_ngram < self.min_ngram:
-            found.append(Problem("draft_params.max_ngram", "must be >= min_ngram", self.max_ngram, f"try {self.min_ngram}"))
+            found.append(
+                Problem(
+                    "draft_params.max_ngram", "must be >= min_ngram", self.max_ngram, f"try {self.min_ngram}"
+                )
+            )
         return found
 
 
@@ -73,7 +77,9 @@ class Ngram(Drafter):
     def propose(self, limit: int) -> Proposal:
         """Copy for every row that has a match; rows without one draft nothing."""
         session, gamma = self.session, min(self.params.gamma, limit)
-        copied = [index.lookup(row.tokens, gamma)[0] for index, row in zip(self.indices, session.rows, strict=True)]
+        copied = [
+            index.lookup(row.tokens, gamma)[0] for index, row in zip(self.indices, session.rows, strict=True)
+        ]
         return pack(session, copied)
 
     def keep_rows(self, kept: list[int]) -> None:

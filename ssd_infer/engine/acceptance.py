@@ -13,8 +13,9 @@ from torch import Tensor
 from ssd_infer.engine.sampling import Sampler
 
 
-def accept(logits: Tensor, drafts: Tensor, counts: Tensor | None, draft_probs: Tensor | None,
-           sampler: Sampler) -> tuple[Tensor, Tensor]:
+def accept(
+    logits: Tensor, drafts: Tensor, counts: Tensor | None, draft_probs: Tensor | None, sampler: Sampler
+) -> tuple[Tensor, Tensor]:
     """Return accepted counts `(B,)` and the next token `(B,)` of each row.
 
     `logits` `(B, γ+1, V)` are the target's for the pending token and each draft; `drafts` `(B, γ)`; `counts` `(B,)`
@@ -47,7 +48,9 @@ def _passes(probs: Tensor, drafts: Tensor, draft_probs: Tensor | None, sampler: 
     return u < p if draft_probs is None else u * draft_probs.gather(-1, index).squeeze(-1) < p
 
 
-def _rest(probs: Tensor, drafts: Tensor, counts: Tensor | None, draft_probs: Tensor | None, accepted: Tensor) -> Tensor:
+def _rest(
+    probs: Tensor, drafts: Tensor, counts: Tensor | None, draft_probs: Tensor | None, accepted: Tensor
+) -> Tensor:
     """Return the distribution `(B, V)` of the token after each row's accepted prefix."""
     rows = torch.arange(probs.shape[0], device=probs.device)
     p = probs[rows, accepted]

@@ -15,13 +15,25 @@ from ssd_infer.engine.stopping import StopRule
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import ConfigError, Problem
 
-_WARPERS = {"TemperatureLogitsWarper": "temperature", "TopKLogitsWarper": "top_k", "TopPLogitsWarper": "top_p"}
+_WARPERS = {
+    "TemperatureLogitsWarper": "temperature",
+    "TopKLogitsWarper": "top_k",
+    "TopPLogitsWarper": "top_p",
+}
 _CRITERIA = {"MaxLengthCriteria", "EosTokenCriteria"}
 
 
-def self_speculate(model: nn.Module, input_ids: Tensor, attention_mask: Tensor | None, logits_processor: Any,
-                   stopping_criteria: Any, generation_config: Any, strategy: type[Drafter],
-                   draft_params: Mapping[str, Any] | None, seed: int | None = None) -> Any:
+def self_speculate(
+    model: nn.Module,
+    input_ids: Tensor,
+    attention_mask: Tensor | None,
+    logits_processor: Any,
+    stopping_criteria: Any,
+    generation_config: Any,
+    strategy: type[Drafter],
+    draft_params: Mapping[str, Any] | None,
+    seed: int | None = None,
+) -> Any:
     """Return `(B, T + new)` ids as `generate` does, rows that ended early padded on the right."""
     sampling = _sampling(logits_processor or [], bool(generation_config.do_sample))
     _refuse(stopping_criteria or [], generation_config)
@@ -35,9 +47,9 @@ def self_speculate(model: nn.Module, input_ids: Tensor, attention_mask: Tensor |
     outputs, _ = decode(target, prompts, strategy, resolved.params, limit, sampler, stop)
     sequences = _padded(input_ids, outputs, _pad_token(generation_config))
     if getattr(generation_config, "return_dict_in_generate", False):
-        from transformers.generation import GenerateDecoderOnlyOutput
+        from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-        return GenerateDecoderOnlyOutput(sequences=sequences)
+        return GenerateDecoderOnlyOutput(sequences=sequences)  # type: ignore[arg-type]
     return sequences
 
 
@@ -58,20 +70,40 @@ def _sampling(processors: Iterable[Any], do_sample: bool) -> SamplingParams:
         if name in _WARPERS:
             values[_WARPERS[name]] = getattr(processor, _WARPERS[name])
         else:
-            problems.append(Problem("logits_processor", "must be temperature, top-k or top-p only", name,
-                                    "drop the option or use plain generate"))
+            problems.append(
+                Problem(
+                    "logits_processor",
+                    "must be temperature, top-k or top-p only",
+                    name,
+                    "drop the option or use plain generate",
+                )
+            )
     if problems:
         raise ConfigError(problems)
     return SamplingParams(do_sample=do_sample, **values)
 
 
 def _refuse(criteria: Iterable[Any], config: Any) -> None:
-    problems = [Problem("stopping_criteria", "must be length or EOS only", type(item).__name__, "pass stop_sequences to ssd_infer.generate")
-                for item in criteria if type(item).__name__ not in _CRITERIA]
+    problems = [
+        Problem(
+            "stopping_criteria",
+            "must be length or EOS only",
+            type(item).__name__,
+            "pass stop_sequences to ssd_infer.generate",
+        )
+        for item in criteria
+        if type(item).__name__ not in _CRITERIA
+    ]
     if (config.num_beams or 1) > 1:
-        problems.append(Problem("num_beams", "must be 1", config.num_beams, "self-speculation verifies one continuation a row"))
+        problems.append(
+            Problem(
+                "num_beams", "must be 1", config.num_beams, "self-speculation verifies one continuation a row"
+            )
+        )
     if (config.num_return_sequences or 1) > 1 and not config.do_sample:
-        problems.append(Problem("num_return_sequences", "must be 1 for greedy decoding", config.num_return_sequences))
+        problems.append(
+            Problem("num_return_sequences", "must be 1 for greedy decoding", config.num_return_sequences)
+        )
     if problems:
         raise ConfigError(problems)
 

@@ -103,9 +103,14 @@ def _docstring(node: ast.stmt) -> bool:
 def _no_clash(module: str, body: str, seen: dict[str, str]) -> None:
     """Fail when two modules define the same top-level name with different code."""
     for node in ast.parse(body).body:
-        names = [node.name] if isinstance(node, (ast.FunctionDef, ast.ClassDef)) else [
-            target.id for target in getattr(node, "targets", []) if isinstance(target, ast.Name)]
+        names = (
+            [node.name]
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef))
+            else [target.id for target in getattr(node, "targets", []) if isinstance(target, ast.Name)]
+        )
         for name in names:
             code = ast.unparse(node)
             if seen.setdefault(name, code) != code:
-                raise RuntimeError(f"{module} redefines {name}, which an earlier module of the bundle defines differently")
+                raise RuntimeError(
+                    f"{module} redefines {name}, which an earlier module of the bundle defines differently"
+                )

@@ -35,7 +35,9 @@ class RowCache:
         """Let the following `update` calls write the slots of `window`."""
         self._window = window
 
-    def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
         """Store `(B, H, T, D)` keys and values at the window; return views `(B, H, end, D)` of all slots up to it."""
         window = self._window
         if window is None:

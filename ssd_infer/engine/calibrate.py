@@ -68,12 +68,16 @@ class ExitProfile:
         alpha = (tau - 1) / gamma
         c = self.costs.draft(exit_layer) / self.costs.plain
         verify_ratio = self.costs.verify(exit_layer, gamma) / self.costs.plain
-        return Prediction(exit_layer, gamma, alpha, tau, c, verify_ratio, predicted_speedup(alpha, gamma, c, verify_ratio))
+        return Prediction(
+            exit_layer, gamma, alpha, tau, c, verify_ratio, predicted_speedup(alpha, gamma, c, verify_ratio)
+        )
 
     def best(self, exits: Iterable[int] | None = None, gammas: Iterable[int] | None = None) -> Prediction:
         """Return the fastest prediction among `exits` × `gammas`."""
         gammas = list(gammas or range(1, MAX_GAMMA + 1))
-        return max((self.predict(e, g) for e in exits or self.exits for g in gammas), key=lambda found: found.speedup)
+        return max(
+            (self.predict(e, g) for e in exits or self.exits for g in gammas), key=lambda found: found.speedup
+        )
 
 
 def _simulate(series: list[Tensor], gamma: int) -> float:
@@ -90,14 +94,22 @@ def _simulate(series: list[Tensor], gamma: int) -> float:
 
 
 @torch.inference_mode()
-def profile(target: Target, prompts: list[list[int]], do_sample: bool = False, new_tokens: int = _NEW_TOKENS,
-            sampling: SamplingParams | None = None, costs: Costs | None = None) -> ExitProfile:
+def profile(
+    target: Target,
+    prompts: list[list[int]],
+    do_sample: bool = False,
+    new_tokens: int = _NEW_TOKENS,
+    sampling: SamplingParams | None = None,
+    costs: Costs | None = None,
+) -> ExitProfile:
     """Let the target continue `prompts` plainly, then compare every exit up to half the depth with it."""
     sampling = sampling or SamplingParams(do_sample=do_sample)
     sampler = Sampler(sampling, target.device, seed=0)
     session = open_session(target, prompts, new_tokens, 0, sampler)
     outputs = Decoding(session, None, StopRule(), Stats.empty(len(prompts))).run()
-    tables = [_compare(target, prompt, output, sampler) for prompt, output in zip(prompts, outputs, strict=True)]
+    tables = [
+        _compare(target, prompt, output, sampler) for prompt, output in zip(prompts, outputs, strict=True)
+    ]
     costs = costs or measure_costs(target, max(map(len, prompts)), do_sample=do_sample)
     return ExitProfile(tables, costs, do_sample)
 
@@ -141,7 +153,9 @@ def recall(target: Target, prompts: list[list[int]], do_sample: bool) -> ExitPro
     return known
 
 
-def settle_early_exit(target: Target, params: EarlyExitParams, prompts: list[list[int]], do_sample: bool) -> Resolved:
+def settle_early_exit(
+    target: Target, params: EarlyExitParams, prompts: list[list[int]], do_sample: bool
+) -> Resolved:
     """Replace `auto` in early-exit parameters; without any `auto` nothing is measured and nothing is refused."""
     if params.exit_layer != "auto" and params.gamma != "auto":
         return Resolved(params)
@@ -152,8 +166,11 @@ def settle_early_exit(target: Target, params: EarlyExitParams, prompts: list[lis
         exits = [known.exits[-1]]
     best = known.best(exits, gammas)
     if best.speedup < 1.0:
-        note = f"plain decoding: the best predicted speedup is {best.speedup:.2f} (exit {best.exit_layer}, γ {best.gamma})"
+        chosen = f"exit {best.exit_layer}, γ {best.gamma}"
+        note = f"plain decoding: the best predicted speedup is {best.speedup:.2f} ({chosen})"
         return Resolved(None, note, best.speedup)
     exit_layer = best.exit_layer if params.exit_layer == "auto" else params.exit_layer
     settled = replace(params, exit_layer=exit_layer, gamma=best.gamma)
-    return Resolved(settled, f"auto: exit {exit_layer}, γ {best.gamma}, predicted {best.speedup:.2f}×", best.speedup)
+    return Resolved(
+        settled, f"auto: exit {exit_layer}, γ {best.gamma}, predicted {best.speedup:.2f}×", best.speedup
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -47,7 +48,11 @@ class Costs:
     def verify(self, exit_layer: int, gamma: int) -> float:
         """Return seconds of a verify pass over γ drafts whose first `exit_layer` layers are already done."""
         width = gamma + 1
-        return (self.step_at(width) + exit_layer * self.layer_at(1) + (self.num_layers - exit_layer) * self.layer_at(width))
+        return (
+            self.step_at(width)
+            + exit_layer * self.layer_at(1)
+            + (self.num_layers - exit_layer) * self.layer_at(width)
+        )
 
 
 @torch.inference_mode()
@@ -64,7 +69,7 @@ def measure_costs(target: Target, context: int = 128, do_sample: bool = False, r
     for repeat in range(repeats + 1):
         for width in WIDTHS:
             for depth in depths:
-                spent = _timed(lambda depth=depth, width=width: _one_pass(session, depth, width), target.device)
+                spent = _timed(partial(_one_pass, session, depth, width), target.device)
                 if repeat:
                     seconds.setdefault((depth, width), []).append(spent)
     median = {key: float(np.median(values)) for key, values in seconds.items()}

@@ -77,7 +77,9 @@ class Decoding:
             proposal = drafter.propose(limit) if drafter is not None and limit > 0 else session.empty()
         with clock.phase("verify"):
             logits = self._verify(proposal)
-            accepted, following = accept(logits, proposal.tokens, proposal.counts, proposal.probs, session.sampler)
+            accepted, following = accept(
+                logits, proposal.tokens, proposal.counts, proposal.probs, session.sampler
+            )
             parts = [proposal.tokens, accepted.unsqueeze(1), following.unsqueeze(1)]
             if proposal.counts is not None:
                 parts.append(proposal.counts.unsqueeze(1))
@@ -89,7 +91,7 @@ class Decoding:
             self.drafter.observe(Feedback(proposal, counts, taken, logits))
         session.lengths = [length + count + 1 for length, count in zip(session.lengths, taken, strict=True)]
         session.pending = following
-        blocks = [line[:count] + [line[gamma + 1]] for line, count in zip(table, taken, strict=True)]
+        blocks = [[*line[:count], line[gamma + 1]] for line, count in zip(table, taken, strict=True)]
         self.stats.total.forwards["target"] += 1
         self.stats.total.forwards["draft"] += proposal.forwards
         self._commit(blocks, counts, taken)
@@ -139,8 +141,16 @@ class Decoding:
                 session.rows = []
 
 
-def decode(target: Target, prompts: list[list[int]], strategy: type[Drafter] | None, params: DraftParams | None,
-           max_new_tokens: int, sampler: Sampler, stop: StopRule, emit: Emit | None = None) -> tuple[list[list[int]], Stats]:
+def decode(
+    target: Target,
+    prompts: list[list[int]],
+    strategy: type[Drafter] | None,
+    params: DraftParams | None,
+    max_new_tokens: int,
+    sampler: Sampler,
+    stop: StopRule,
+    emit: Emit | None = None,
+) -> tuple[list[list[int]], Stats]:
     """Open a session for `prompts` and decode it; `params=None` decodes plainly. Return new tokens and statistics."""
     stats = Stats.empty(len(prompts))
     if strategy is None or params is None:

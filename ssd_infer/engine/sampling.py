@@ -23,7 +23,14 @@ class SamplingParams:
         """Return the violated rules."""
         found = []
         if self.do_sample and not self.temperature > 0:
-            found.append(Problem("temperature", "must be > 0 when sampling", self.temperature, "use do_sample=False for greedy"))
+            found.append(
+                Problem(
+                    "temperature",
+                    "must be > 0 when sampling",
+                    self.temperature,
+                    "use do_sample=False for greedy",
+                )
+            )
         if self.top_k < 0:
             found.append(Problem("top_k", "must be >= 0", self.top_k, "0 turns it off"))
         if not 0 < self.top_p <= 1:
@@ -35,7 +42,7 @@ class Sampler:
     """Turn logits into processed distributions and tokens; one generator per decoding makes runs repeatable."""
 
     def __init__(self, params: SamplingParams, device: torch.device, seed: int | None = None) -> None:
-        """Check `params` (ConfigError) and seed a generator on `device`; without a seed torch's global state seeds it."""
+        """Check `params` (ConfigError) and seed a generator on `device`, from torch's global state without a seed."""
         problems = params.problems()
         if problems:
             raise ConfigError(problems)

@@ -37,8 +37,8 @@ class Row:
 class Proposal:
     """What a drafter suggests for every active row.
 
-    `tokens` `(B, γ)`; `counts` `(B,)` when rows drafted fewer than γ (None: all γ); `probs` `(B, γ, V)` the distribution
-    each token was drawn from (None: deterministic). A drafter that already ran the target's own first `resume_layer`
+    `tokens` `(B, γ)`; `counts` `(B,)` when rows drafted fewer than γ (None: all γ); `probs` `(B, γ, V)` the law each
+    token was drawn from (None: deterministic). A drafter that already ran the target's own first `resume_layer`
     layers on [pending, drafts…] hands over their output in `hidden` `(B, γ or γ+1, d)`; the verify pass continues from
     there instead of running those layers again.
     """
@@ -102,8 +102,9 @@ class Session:
         self.lengths = [self.lengths[position] for position in kept]
 
 
-def open_session(target: Target, prompts: list[list[int]], max_new_tokens: int, max_draft: int,
-                 sampler: Sampler) -> Session:
+def open_session(
+    target: Target, prompts: list[list[int]], max_new_tokens: int, max_draft: int, sampler: Sampler
+) -> Session:
     """Allocate the cache for `prompts` and return a session whose rows have not been prefilled."""
     capacity = max(map(len, prompts)) + max_new_tokens + max_draft + 1
     rows = [Row(index, list(prompt), len(prompt), max_new_tokens) for index, prompt in enumerate(prompts)]

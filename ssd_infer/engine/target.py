@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,19 +26,20 @@ _BAND = 64
 class Target:
     """A causal LM seen as embedding → layers → norm → head; every draft view borrows these very modules."""
 
-    _known: weakref.WeakKeyDictionary[nn.Module, Target] = weakref.WeakKeyDictionary()
+    _known: ClassVar[weakref.WeakKeyDictionary[nn.Module, Target]] = weakref.WeakKeyDictionary()
 
     def __init__(self, model: nn.Module) -> None:
         """Find the parts of `model`; raises UnsupportedModelError naming the first missing one."""
-        self.model = model
-        self.config: Any = model.config
+        self._model = weakref.ref(model)
+        self._name = type(model).__name__
+        self.config = cast(Any, model).config
         base = self._part(model, getattr(model, "base_model_prefix", "model"), "a base model")
         self.embed: nn.Module = self._part(base, "embed_tokens", "token embeddings `embed_tokens`")
-        self.layers: list[nn.Module] = list(self._part(base, "layers", "decoder layers in one list `layers`"))
+        layers = list(self._part(base, "layers", "decoder layers in one list `layers`"))
+        self.layers: list[nn.Module] = layers[: self.config.num_hidden_layers]
         self.norm: nn.Module = self._part(base, "norm", "a final `norm`")
         self._rotary: nn.Module = self._part(base, "rotary_emb", "rotary embeddings `rotary_emb`")
         self.head: nn.Module = self._part(model, "lm_head", "an output head `lm_head`")
-        self.layers = self.layers[: self.config.num_hidden_layers]
         self._check_attention()
         accepted = inspect.signature(self.layers[0].forward).parameters
         self._cache_name = "cache" if "cache" in accepted else "past_key_values"
@@ -53,6 +54,14 @@ class Target:
             known._check_exact()
             cls._known[model] = known
         return known
+
+    @property
+    def model(self) -> nn.Module:
+        """The model itself, held weakly: knowing a model must not keep it alive."""
+        model = self._model()
+        if model is None:
+            raise RuntimeError("the model this view belongs to was deleted")
+        return model
 
     @property
     def num_layers(self) -> int:
@@ -79,15 +88,29 @@ class Target:
         rope = getattr(self.config, "rope_parameters", None) or {}
         fixed = rope.get("rope_type", "default") in _FIXED_ROPE
         implicit = getattr(self.config, "_attn_implementation", None) == "sdpa"
-        return Geometry(capacity, self.dtype, self.device, self._rotary_at, rotary_is_table=fixed,
-                        implicit_causal=implicit, band=_BAND)
+        return Geometry(
+            capacity,
+            self.dtype,
+            self.device,
+            self._rotary_at,
+            rotary_is_table=fixed,
+            implicit_causal=implicit,
+            band=_BAND,
+        )
 
     def new_cache(self, batch: int, capacity: int) -> RowCache:
         """Return an empty cache for `batch` rows of at most `capacity` slots."""
         return RowCache(batch, capacity, self.num_layers)
 
-    def run(self, hidden: Tensor, window: Window, cache: RowCache, first: int = 0, last: int | None = None,
-            layers: Sequence[nn.Module] | None = None) -> Tensor:
+    def run(
+        self,
+        hidden: Tensor,
+        window: Window,
+        cache: RowCache,
+        first: int = 0,
+        last: int | None = None,
+        layers: Sequence[nn.Module] | None = None,
+    ) -> Tensor:
         """Run layers `first..last-1` on `hidden` `(B, T, d)`; `layers` replaces the layer objects (a draft view)."""
         cache.aim(window)
         chosen = self.layers if layers is None else layers
@@ -117,7 +140,7 @@ class Target:
         part = getattr(owner, name, None)
         if part is None:
             raise UnsupportedModelError(
-                f"{type(self.model).__name__} cannot draft for itself here: it has no {what} "
+                f"{self._name} cannot draft for itself here: it has no {what} "
                 "(supported: Llama-type decoders such as Llama, Qwen3, Mistral, OLMo2)"
             )
         return part
@@ -143,19 +166,20 @@ class Target:
         """Compare this view with the model's own forward on four tokens; it must be the same function."""
         ids = torch.arange(4, device=self.device).unsqueeze(0) % self.vocab_size
         cache, geometry = self.new_cache(1, 4), self.geometry(4)
-        training = self.model.training
-        self.model.eval()
+        model = self.model
+        training = model.training
+        model.eval()
         try:
-            expected = self.model(input_ids=ids, use_cache=False).logits
+            expected = model(input_ids=ids, use_cache=False).logits
             hidden = self.run(self.embed(ids[:, :3]), Window(geometry, [0], 3), cache)
             tail = self.run(self.embed(ids[:, 3:]), Window(geometry, [3], 1), cache)
             found = self.logits(torch.cat([hidden, tail], dim=1))
         finally:
-            self.model.train(training)
+            model.train(training)
         scale = float(expected.float().abs().max()) + 1e-6
         error = float((expected.float() - found.float()).abs().max()) / scale
         if not error <= max(1e-4, 8 * torch.finfo(self.dtype).eps):
             raise UnsupportedModelError(
-                f"{type(self.model).__name__} cannot draft for itself here: running its layers one by one differs from its "
-                f"own forward by {error:.1e} of the largest logit (it does something between layers that this engine omits)"
+                f"{self._name} cannot draft for itself here: running its layers one by one differs from its own "
+                f"forward by {error:.1e} of the largest logit (it does something between layers that we omit)"
             )

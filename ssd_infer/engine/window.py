@@ -18,8 +18,17 @@ class Geometry:
     capacity - start.
     """
 
-    def __init__(self, capacity: int, dtype: torch.dtype, device: torch.device, rotary: Callable[[Tensor], Rotary],
-                 *, rotary_is_table: bool, implicit_causal: bool, band: int) -> None:
+    def __init__(
+        self,
+        capacity: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        rotary: Callable[[Tensor], Rotary],
+        *,
+        rotary_is_table: bool,
+        implicit_causal: bool,
+        band: int,
+    ) -> None:
         """Prepare tables for `capacity` slots; `band` is the widest window that gets its mask as a view.
 
         `implicit_causal`: the attention backend is causal by itself when it gets no mask (sdpa is, eager is not).

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.conftest import ModelFactory, build_model
-from tests.infer.test_exactness import prompts, reference
 
 import ssd_infer
 from ssd_infer import drafts
@@ -17,6 +15,8 @@ from ssd_infer.engine.costs import Costs, mean_tau, predicted_speedup
 from ssd_infer.engine.stats import RowStats
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import ConfigError, UnsupportedModelError
+from tests.conftest import ModelFactory, build_model
+from tests.infer.test_exactness import prompts, reference
 
 EXIT2 = {"exit_layer": 2, "gamma": 4}
 
@@ -33,7 +33,9 @@ def test_statistics_follow_the_definitions() -> None:
 
 
 def test_totals_are_sums_of_rows(tiny_model: ModelFactory) -> None:
-    out = ssd_infer.generate(tiny_model(), prompts(5, 97), draft="early_exit", draft_params=EXIT2, max_new_tokens=20)
+    out = ssd_infer.generate(
+        tiny_model(), prompts(5, 97), draft="early_exit", draft_params=EXIT2, max_new_tokens=20
+    )
     total, rows = out.stats.total, out.stats.rows
     assert total.drafted == sum(row.drafted for row in rows)
     assert total.emitted == sum(row.emitted for row in rows) == 100
@@ -42,7 +44,9 @@ def test_totals_are_sums_of_rows(tiny_model: ModelFactory) -> None:
     assert all(seconds > 0 for seconds in total.seconds.values())
 
 
-def test_parameters_and_config_stay_untouched_after_an_exception(tiny_model: ModelFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parameters_and_config_stay_untouched_after_an_exception(
+    tiny_model: ModelFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = tiny_model().train()
     before, config = {k: v.clone() for k, v in model.state_dict().items()}, model.config.to_dict()
 
@@ -64,16 +68,28 @@ def test_generations_interleaved_on_one_model_do_not_interact(tiny_model: ModelF
 
     def nested(_row: int, _tokens: list[int]) -> None:
         if not inner:
-            inner.extend(ssd_infer.generate(model, rows[1:], draft="early_exit", draft_params=EXIT2, max_new_tokens=16).sequences)
+            inner.extend(
+                ssd_infer.generate(
+                    model, rows[1:], draft="early_exit", draft_params=EXIT2, max_new_tokens=16
+                ).sequences
+            )
 
-    outer = ssd_infer.generate(model, rows[:1], draft="early_exit", draft_params=EXIT2, max_new_tokens=16, streamer=nested)
+    outer = ssd_infer.generate(
+        model, rows[:1], draft="early_exit", draft_params=EXIT2, max_new_tokens=16, streamer=nested
+    )
     assert outer.sequences + inner == expected
 
 
 def test_streamed_blocks_join_to_the_output(tiny_model: ModelFactory) -> None:
     streamed: dict[int, list[int]] = {0: [], 1: [], 2: []}
-    out = ssd_infer.generate(tiny_model(), prompts(3, 97), draft="early_exit", draft_params=EXIT2, max_new_tokens=16,
-                             streamer=lambda row, tokens: streamed[row].extend(tokens))
+    out = ssd_infer.generate(
+        tiny_model(),
+        prompts(3, 97),
+        draft="early_exit",
+        draft_params=EXIT2,
+        max_new_tokens=16,
+        streamer=lambda row, tokens: streamed[row].extend(tokens),
+    )
     assert list(streamed.values()) == out.sequences
 
 
@@ -126,8 +142,15 @@ def test_bad_draft_params_name_the_key(tiny_model: ModelFactory, params: dict[st
 
 def test_bad_arguments_are_reported_together(tiny_model: ModelFactory) -> None:
     with pytest.raises(ConfigError) as caught:
-        ssd_infer.generate(tiny_model(), [[2], []], max_new_tokens=0, do_sample=True, temperature=0.0, top_p=2.0)
-    assert {problem.key for problem in caught.value.problems} == {"input_ids[1]", "max_new_tokens", "temperature", "top_p"}
+        ssd_infer.generate(
+            tiny_model(), [[2], []], max_new_tokens=0, do_sample=True, temperature=0.0, top_p=2.0
+        )
+    assert {problem.key for problem in caught.value.problems} == {
+        "input_ids[1]",
+        "max_new_tokens",
+        "temperature",
+        "top_p",
+    }
 
 
 def test_foreign_token_ids_are_refused(tiny_model: ModelFactory) -> None:
@@ -172,7 +195,12 @@ def test_registry_finds_strategies_by_file() -> None:
 
 def test_costs_reproduce_the_papers_ideal_speedups() -> None:
     """Spec 2.1: S_ideal = (γα+1)/(γc+1) with c = E/L."""
-    table = [(8, 32, 12, 0.689, 2.32), (15, 40, 12, 0.745, 1.81), (8, 32, 6, 0.671, 2.01), (15, 40, 4, 0.677, 1.48)]
+    table = [
+        (8, 32, 12, 0.689, 2.32),
+        (15, 40, 12, 0.745, 1.81),
+        (8, 32, 6, 0.671, 2.01),
+        (15, 40, 4, 0.677, 1.48),
+    ]
     table += [(6, 24, 8, 0.76, 2.36), (12, 24, 8, 0.976, 1.76), (18, 24, 8, 0.989, 1.27)]
     for exit_layer, layers, gamma, alpha, ideal in table:
         assert predicted_speedup(alpha, gamma, exit_layer / layers, 1.0) == pytest.approx(ideal, abs=0.012)

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.conftest import build_model
 from scipy.stats import chisquare
 from torch import Tensor
 
 import ssd_infer
 from ssd_infer.engine import acceptance, loop
 from ssd_infer.engine.sampling import Sampler, SamplingParams
+from tests.conftest import build_model
 
 VOCAB, NEW, ROWS = 7, 3, 6000
 PROMPT = [2, 3, 4, 2, 3, 4, 2, 3]
@@ -43,14 +43,24 @@ def law(model: Any, settings: dict[str, Any]) -> dict[tuple[int, ...], float]:
         prefixes = list(table)
         ids = torch.tensor([[*PROMPT, *prefix] for prefix in prefixes])
         probs = sampler.probs(model(input_ids=ids).logits[:, -1]).tolist()
-        table = {(*p, t): table[p] * row[t] for p, row in zip(prefixes, probs, strict=True) for t in range(VOCAB)}
+        table = {
+            (*p, t): table[p] * row[t] for p, row in zip(prefixes, probs, strict=True) for t in range(VOCAB)
+        }
     return table
 
 
 def p_value(model: Any, settings: dict[str, Any], name: str, params: dict[str, Any]) -> float:
     """Return the chi-square p-value of `ROWS` sampled continuations against the enumerated law."""
-    out = ssd_infer.generate(model, [PROMPT] * ROWS, draft=name, draft_params=params, max_new_tokens=NEW,
-                             do_sample=True, seed=11, **settings)
+    out = ssd_infer.generate(
+        model,
+        [PROMPT] * ROWS,
+        draft=name,
+        draft_params=params,
+        max_new_tokens=NEW,
+        do_sample=True,
+        seed=11,
+        **settings,
+    )
     counts = Counter(map(tuple, out.sequences))
     expected = law(model, settings)
     impossible = sum(count for key, count in counts.items() if expected[key] == 0.0)
@@ -69,27 +79,32 @@ def p_value(model: Any, settings: dict[str, Any], name: str, params: dict[str, A
 
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize(("name", "params"), DRAFTS)
-def test_follows_the_enumerated_law(model: Any, name: str, params: dict[str, Any], settings: dict[str, Any]) -> None:
+def test_follows_the_enumerated_law(
+    model: Any, name: str, params: dict[str, Any], settings: dict[str, Any]
+) -> None:
     assert p_value(model, settings, name, params) > 1e-3
 
 
-def _accept_everything(logits: Tensor, drafts: Tensor, counts: Tensor | None, probs: Tensor | None,
-                       sampler: Sampler) -> tuple[Tensor, Tensor]:
+def _accept_everything(
+    logits: Tensor, drafts: Tensor, counts: Tensor | None, probs: Tensor | None, sampler: Sampler
+) -> tuple[Tensor, Tensor]:
     del probs
     accepted = torch.full((drafts.shape[0],), drafts.shape[1]) if counts is None else counts
     return accepted, sampler.draw(sampler.probs(logits)[torch.arange(drafts.shape[0]), accepted])
 
 
-def _resample_from_p(logits: Tensor, drafts: Tensor, counts: Tensor | None, probs: Tensor | None,
-                     sampler: Sampler) -> tuple[Tensor, Tensor]:
+def _resample_from_p(
+    logits: Tensor, drafts: Tensor, counts: Tensor | None, probs: Tensor | None, sampler: Sampler
+) -> tuple[Tensor, Tensor]:
     accepted, following = acceptance.accept(logits, drafts, counts, probs, sampler)
     wrong = sampler.draw(sampler.probs(logits)[torch.arange(drafts.shape[0]), accepted])
     limit = drafts.shape[1] if counts is None else counts
     return accepted, torch.where(accepted < limit, wrong, following)
 
 
-def _bonus_without_top_p(logits: Tensor, drafts: Tensor, counts: Tensor | None, probs: Tensor | None,
-                         sampler: Sampler) -> tuple[Tensor, Tensor]:
+def _bonus_without_top_p(
+    logits: Tensor, drafts: Tensor, counts: Tensor | None, probs: Tensor | None, sampler: Sampler
+) -> tuple[Tensor, Tensor]:
     accepted, following = acceptance.accept(logits, drafts, counts, probs, sampler)
     raw = sampler.draw(logits.softmax(-1)[torch.arange(drafts.shape[0]), accepted])
     limit = drafts.shape[1] if counts is None else counts
@@ -100,8 +115,9 @@ def _bonus_without_top_p(logits: Tensor, drafts: Tensor, counts: Tensor | None, 
     ("wrong", "settings"),
     [(_accept_everything, SETTINGS[0]), (_resample_from_p, SETTINGS[0]), (_bonus_without_top_p, SETTINGS[1])],
 )
-def test_a_wrong_verifier_fails(model: Any, monkeypatch: pytest.MonkeyPatch, wrong: Callable[..., Any],
-                                settings: dict[str, Any]) -> None:
+def test_a_wrong_verifier_fails(
+    model: Any, monkeypatch: pytest.MonkeyPatch, wrong: Callable[..., Any], settings: dict[str, Any]
+) -> None:
     monkeypatch.setattr(loop, "accept", wrong)
     assert p_value(model, settings, *DRAFTS[0]) < 1e-6
 
@@ -109,8 +125,9 @@ def test_a_wrong_verifier_fails(model: Any, monkeypatch: pytest.MonkeyPatch, wro
 def test_same_seed_same_text(model: Any) -> None:
     def once(seed: int) -> list[list[int]]:
         name, params = DRAFTS[0]
-        return ssd_infer.generate(model, [PROMPT] * 5, draft=name, draft_params=params, max_new_tokens=20,
-                                  do_sample=True, seed=seed).sequences
+        return ssd_infer.generate(
+            model, [PROMPT] * 5, draft=name, draft_params=params, max_new_tokens=20, do_sample=True, seed=seed
+        ).sequences
 
     assert once(3) == once(3)
     assert once(3) != once(4)
