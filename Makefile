@@ -5,7 +5,9 @@ VENV ?= .venv
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 PY := $(VENV)/bin/python
-PIP := $(PY) -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
+# Byte code is written when a module is first imported; most of what is installed never is.
+unexport PYTHONDONTWRITEBYTECODE
+PIP := $(PY) -m pip install --quiet --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 TEST_JOBS ?= 2
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 WANDB_MODE=offline \
 	$(PY) -m pytest --numprocesses $(TEST_JOBS) --dist loadfile
@@ -32,7 +34,7 @@ bench: $(VENV)/.installed
 
 # The lower end of the supported range of transformers; the tested set is the upper end.
 test-oldest: $(VENV)/.installed-oldest
-	PYTHONPATH=$(VENV)/oldest $(PYTEST) tests/infer $(ARGS)
+	PYTHONPATH=$(CURDIR)/$(VENV)/oldest $(PYTEST) tests/infer $(ARGS)
 
 $(VENV)/bin/python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; set PYTHON=/path/to/python" >&2; exit 2; }
