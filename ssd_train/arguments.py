@@ -13,7 +13,7 @@ from ssd_train.config.schema import Root
 
 
 def training_arguments(cfg: Root, run_dir: Path, report_to: list[str] | None = None) -> TrainingArguments:
-    """Return the arguments of `cfg`; build them before the model, which DeepSpeed needs and ranks learn their place from."""
+    """Return the arguments of `cfg`; build them before the model: ranks learn their place from them."""
     train = cfg.train
     arguments = TrainingArguments(
         output_dir=str(run_dir),

@@ -59,7 +59,7 @@ class CheckpointStore:
 
         Raises CheckpointError when there are checkpoints but every one is damaged.
         """
-        problems = []
+        problems: list[str] = []
         for step in reversed(self.steps()):
             problem = damage(self.path(step))
             if problem is None:
@@ -150,13 +150,15 @@ class CheckpointStore:
     def _publish(self, aside: Path, final: Path) -> None:
         if final.exists():  # a damaged checkpoint that was passed over on resume
             final.rename(self.directory / f"{_RETIRED}{final.name}")
-        os.rename(aside, final)
+        aside.rename(final)
         _sync_directory(self.directory)
         self.clean()
 
     def _explain(self, step: int, error: Exception, full: bool) -> str:
         earlier = self.steps()
-        intact = f"the last one, {self.path(earlier[-1])}, is untouched" if earlier else "there is no earlier one"
+        intact = (
+            f"the last one, {self.path(earlier[-1])}, is untouched" if earlier else "there is no earlier one"
+        )
         reason = "no space left on the disk" if full else f"{type(error).__name__}: {error}"
         remedy = "free some space" if full else "remove the cause"
         return f"checkpoint of step {step} in {self.directory}: {reason}; {intact}; {remedy} and repeat the command"
@@ -164,8 +166,13 @@ class CheckpointStore:
 
 def seal(directory: Path) -> None:
     """Write the manifest of `directory` and force every file in it to the disk."""
-    files = sorted(path for path in directory.rglob("*") if path.is_file() and path.name not in (MANIFEST, RECORD))
-    entries = {str(path.relative_to(directory)): {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in files}
+    files = sorted(
+        path for path in directory.rglob("*") if path.is_file() and path.name not in (MANIFEST, RECORD)
+    )
+    entries = {
+        str(path.relative_to(directory)): {"bytes": path.stat().st_size, "sha256": sha256(path)}
+        for path in files
+    }
     (directory / MANIFEST).write_text(json.dumps({"files": entries}, indent=1) + "\n", encoding="utf-8")
     for path in directory.rglob("*"):
         if path.is_file():

@@ -36,7 +36,9 @@ class ExitModel:
         self.norm: nn.Module = _first(base, _NORMS, model, "a final norm")
         head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None  # type: ignore[operator]
         if not isinstance(head, nn.Linear):
-            raise UnsupportedModelError(f"{type(model).__name__} has no linear output head to share with its exits")
+            raise UnsupportedModelError(
+                f"{type(model).__name__} has no linear output head to share with its exits"
+            )
         self.head: nn.Linear = head
 
     @property
@@ -49,7 +51,8 @@ class ExitModel:
         if not detach:
             return self.norm(hidden)  # type: ignore[no-any-return]
         frozen = {name: parameter.detach() for name, parameter in self.norm.named_parameters()}
-        return functional_call(self.norm, frozen, (hidden,))
+        out: Tensor = functional_call(self.norm, frozen, (hidden,))
+        return out
 
     @contextmanager
     def tapping(self, layers: Sequence[int]) -> Iterator[Taps]:
@@ -98,4 +101,6 @@ def _first(owner: nn.Module, names: Sequence[str], model: nn.Module, what: str) 
         part = getattr(owner, name, None)
         if part is not None:
             return part
-    raise UnsupportedModelError(f"{type(model).__name__} has no {what} this toolkit knows (looked for {', '.join(names)})")
+    raise UnsupportedModelError(
+        f"{type(model).__name__} has no {what} this toolkit knows (looked for {', '.join(names)})"
+    )

@@ -12,17 +12,21 @@ from ssd_train.config.schema import Root
 
 logger = logging.getLogger(__name__)
 
-_FREE = ("run_name", "output_root", "resume", "dry_run", "print_config", "device", "threads", "eval.", "tracking.", "engine.")
-_FREE_TRAIN = ("save_steps", "logging_steps", "eval_steps", "eval_batches", "keep_last", "num_workers", "activation_checkpointing")
-_FREE_KEYS = (*_FREE, *(f"train.{name}" for name in _FREE_TRAIN), "data.cache_dir", "recipe.chunk_tokens",
-              "recipe.early_exit.chunk_tokens", "data.validation_blocks")
+_FREE = (
+    *("run_name", "output_root", "resume", "dry_run", "print_config", "device", "threads"),
+    *("eval.", "tracking.", "engine.", "data.cache_dir", "data.validation_blocks"),
+    *("train.save_steps", "train.logging_steps", "train.eval_steps", "train.eval_batches", "train.keep_last"),
+    *("train.num_workers", "train.activation_checkpointing"),
+    *("recipe.chunk_tokens", "recipe.early_exit.chunk_tokens"),
+)
+"""Prefixes of keys that may differ: where things go, what is measured, and how memory is spent."""
 _EXTENDABLE = "train.max_steps"
 
 
 def identity(cfg: Root) -> dict[str, Any]:
     """Return the settings that change what is learned, by dotted key."""
     flat = dict(_flatten(dataclasses.asdict(cfg), ""))
-    return {key: value for key, value in flat.items() if not key.startswith(_FREE_KEYS)}
+    return {key: value for key, value in flat.items() if not key.startswith(_FREE)}
 
 
 def check_same_run(cfg: Root, saved: Mapping[str, Any]) -> None:
@@ -40,7 +44,9 @@ def check_same_run(cfg: Root, saved: Mapping[str, Any]) -> None:
             logger.warning("train.max_steps was %s and is now %s: schedules stretch from here on", then, now)
             continue
         rule = f"differs from the run's checkpoint, which has {then!r}"
-        problems.append(Problem(key, rule, now, f"set {key}={then}, choose another run_name, or resume=never"))
+        problems.append(
+            Problem(key, rule, now, f"set {key}={then}, choose another run_name, or resume=never")
+        )
     if problems:
         raise ConfigError(problems)
 

@@ -20,7 +20,9 @@ _MASK64 = (1 << 64) - 1
 _RAGGED = ("cu_seq_lens_q", "cu_seq_lens_k")
 
 
-def uniforms(seed: int, step: int, layer: int, count: int, offset: int = 0) -> np.ndarray[Any, np.dtype[np.float64]]:
+def uniforms(
+    seed: int, step: int, layer: int, count: int, offset: int = 0
+) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Return `count` numbers in [0, 1) for the samples `offset…` of a step, from Philox (Salmon et al., 2011)."""
     bits = np.random.Philox(key=seed & _MASK64, counter=[0, 0, layer, step]).random_raw(offset + count)
     return np.asarray((bits[offset:] >> np.uint64(11)) * 2.0**-53)
@@ -38,7 +40,9 @@ def survivors(
 
 
 @contextmanager
-def dropping(layers: Sequence[nn.Module], kept: Sequence[Tensor | None], *, touch_empty: bool = False) -> Iterator[None]:
+def dropping(
+    layers: Sequence[nn.Module], kept: Sequence[Tensor | None], *, touch_empty: bool = False
+) -> Iterator[None]:
     """Run each layer on its survivors only, while the context lasts.
 
     The layers' `forward` is shadowed on the instance and restored on the way out, also after an exception, so
@@ -67,16 +71,16 @@ def _on_survivors(forward: Callable[..., Any], keep: Tensor, touch_empty: bool) 
         if empty and not touch_empty:
             return hidden_states
         _refuse_ragged(kwargs)
-        rows = (torch.zeros(1, dtype=torch.long) if empty else keep).to(hidden_states.device, non_blocking=True)
+        rows = (torch.zeros(1, dtype=torch.long) if empty else keep).to(
+            hidden_states.device, non_blocking=True
+        )
         chosen = [select_rows(value, rows, batch) for value in args]
         named = {name: select_rows(value, rows, batch) for name, value in kwargs.items()}
         out = forward(hidden_states.index_select(0, rows), *chosen, **named)
         states = out[0] if isinstance(out, tuple) else out
         states = states.to(hidden_states.dtype)
-        if empty:
-            whole = hidden_states.index_add(0, rows, states * 0.0)
-        else:
-            whole = hidden_states.index_copy(0, rows, states)
+        back = hidden_states.index_add if empty else hidden_states.index_copy
+        whole = back(0, rows, states * 0.0 if empty else states)
         return (whole, *out[1:]) if isinstance(out, tuple) else whole
 
     return run
@@ -85,7 +89,11 @@ def _on_survivors(forward: Callable[..., Any], keep: Tensor, touch_empty: bool) 
 def select_rows(value: Any, rows: Tensor, batch: int) -> Any:
     """Select `rows` from every tensor of `value` whose first dimension is the batch; shared tensors stay whole."""
     if isinstance(value, Tensor):
-        return value.index_select(0, rows) if batch > 1 and value.dim() > 0 and value.shape[0] == batch else value
+        return (
+            value.index_select(0, rows)
+            if batch > 1 and value.dim() > 0 and value.shape[0] == batch
+            else value
+        )
     if isinstance(value, tuple):
         return tuple(select_rows(part, rows, batch) for part in value)
     if isinstance(value, Mapping):

@@ -90,7 +90,7 @@ def replace_text(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(aside, path)
+    aside.replace(path)
 
 
 def _line(row: Mapping[str, Any]) -> str:

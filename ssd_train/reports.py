@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
 
 from ssd_infer.errors import SSDError
 from ssd_infer.settings import EvalSettings
@@ -54,10 +53,10 @@ class Reporter:
         from ssd_infer.evaluation import evaluate
 
         out = self.directory(step)
-        report: dict[str, Any] = evaluate(self.settings(path, out))
+        evaluate(self.settings(path, out))
         self.tracker.log_report(out, step)
         if show:
-            _show(report, out)
+            _show(out)
 
     def settings(self, path: Path, out: Path) -> EvalSettings:
         """Return the settings of one report."""
@@ -78,7 +77,7 @@ class Reporter:
         )
 
 
-def _show(report: dict[str, Any], out: Path) -> None:
+def _show(out: Path) -> None:
     text = out / "report.md"
     if text.exists():
         print(text.read_text(encoding="utf-8"))

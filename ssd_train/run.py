@@ -64,7 +64,9 @@ def train(cfg: Root) -> Path:
             extras=_extras(cfg, recipe),
             eval_batches=cfg.train.eval_batches,
         )
-        progress = ProgressCallback(cfg.train.batch_size * cfg.train.grad_accum * args.world_size * cfg.data.block_size)
+        progress = ProgressCallback(
+            cfg.train.batch_size * cfg.train.grad_accum * args.world_size * cfg.data.block_size
+        )
         stack.callback(progress.close)
         trainer.add_callback(progress)
         reporter = Reporter(cfg, run_dir, tracker)
@@ -111,21 +113,25 @@ def _fit(trainer: SSDTrainer, cfg: Root, checkpoint: Path | None) -> None:
 
 
 def _dry_run(cfg: Root) -> Path:
-    """Build everything, take one step, validate, save aside, load it back, and leave no trace."""
+    """Build everything, take one step, validate and save aside, and leave no trace but the data cache."""
+    aside = Path(cfg.output_root) / f".dry-run-{cfg.recipe_name}-{cfg.run_name}"
     trial = dataclasses.replace(
         cfg,
         dry_run=False,
         resume="auto",
-        run_name=f".dry-run-{cfg.run_name}",
+        output_root=str(aside),
         train=dataclasses.replace(cfg.train, max_steps=1, save_steps=1, logging_steps=1, eval_steps=0),
         eval=dataclasses.replace(cfg.eval, enabled=False, every_checkpoint=False),
         tracking=dataclasses.replace(cfg.tracking, name="none"),
+        data=dataclasses.replace(
+            cfg.data, cache_dir=cfg.data.cache_dir or str(Path(cfg.output_root) / ".cache")
+        ),
     )
-    shutil.rmtree(trial.run_dir, ignore_errors=True)
+    shutil.rmtree(aside, ignore_errors=True)
     try:
         train(trial)
     finally:
-        shutil.rmtree(trial.run_dir, ignore_errors=True)
+        shutil.rmtree(aside, ignore_errors=True)
     print(f"dry run: one step trained, validated and saved; {cfg.run_dir} was not touched")
     return cfg.run_dir
 
@@ -179,7 +185,8 @@ def _extras(cfg: Root, recipe: recipes.Recipe) -> CheckpointExtras:
 
 def config_text(cfg: Root) -> str:
     """Return the resolved configuration as YAML."""
-    return yaml.safe_dump(dataclasses.asdict(cfg), sort_keys=False, allow_unicode=True)
+    text: str = yaml.safe_dump(dataclasses.asdict(cfg), sort_keys=False, allow_unicode=True)
+    return text
 
 
 def _note_command(run_dir: Path) -> None:

@@ -47,7 +47,12 @@ def gradual(layer: int, num_layers: int, step: int, max_steps: int) -> bool:
 
 
 def enabled_layers(
-    kind: str, num_layers: int, step: int, max_steps: int, period: int = 8, candidates: Sequence[int] | None = None
+    kind: str,
+    num_layers: int,
+    step: int,
+    max_steps: int,
+    period: int = 8,
+    candidates: Sequence[int] | None = None,
 ) -> list[int]:
     """Return the layers whose exit is on at `step`, ascending; the last layer always is.
 

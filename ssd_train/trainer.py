@@ -42,6 +42,7 @@ class CheckpointExtras:
 class SSDTrainer(Trainer):
     """`transformers.Trainer` around a recipe; everything that is not the recipe's is left to the base class."""
 
+    model: nn.Module
     # The recipe's sum is divided by the denominator of the whole accumulation window, so the base must not divide.
     loss_is_scaled_for_ga = True
 
@@ -89,7 +90,11 @@ class SSDTrainer(Trainer):
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         self._samples_seen, self._window_loss = 0, None
         counts = [self.recipe.denominator(batch) for batch in batches]
-        local = torch.stack(counts).sum().to(device) if counts else torch.zeros((), dtype=torch.long, device=device)
+        local = (
+            torch.stack(counts).sum().to(device)
+            if counts
+            else torch.zeros((), dtype=torch.long, device=device)
+        )
         return batches, self._reduce(local)
 
     def compute_loss(
@@ -120,9 +125,9 @@ class SSDTrainer(Trainer):
         for what, value in (("loss", loss), ("gradient norm", gradient)):
             if value is not None and not torch.isfinite(value).all():
                 raise SSDError(
-                    f"recipe {self.recipe.name}, step {step}: the {what} is {value.item()}; the step was refused and the "
-                    f"weights are those of step {step - 1}; lower train.learning_rate, set train.max_grad_norm=1, or "
-                    "look for damaged samples; the last checkpoint is intact"
+                    f"recipe {self.recipe.name}, step {step}: the {what} is {value.item()}; the step was refused "
+                    f"and the weights are those of step {step - 1}; lower train.learning_rate, set "
+                    "train.max_grad_norm=1, or look for damaged samples; the last checkpoint is intact"
                 )
 
     def _gradient_norm(self) -> Tensor | None:
@@ -184,7 +189,11 @@ class SSDTrainer(Trainer):
 
     def _validation_batches(self, dataset: Any) -> Iterator[Any]:
         """Yield this rank's share of evenly spread validation samples, none of them twice."""
-        batch, world, rank = self.args.per_device_eval_batch_size, self.args.world_size, self.args.process_index
+        batch, world, rank = (
+            self.args.per_device_eval_batch_size,
+            self.args.world_size,
+            self.args.process_index,
+        )
         count = min(len(dataset), self.eval_batches * batch * world)
         count -= count % world if count >= world else 0
         chosen = [index * len(dataset) // count for index in range(count)]
@@ -203,7 +212,7 @@ class SSDTrainer(Trainer):
         wait()
 
     def annotate(self, step: int) -> None:
-        """Add validation loss, agreement and simulated acceptance of the current weights to the checkpoint of `step`."""
+        """Add validation loss, agreement and simulated acceptance to the checkpoint of `step`."""
         metrics = self._evaluated[1] if self._evaluated[0] == step else self.evaluate()
         if self.is_world_process_zero():
             self.store.annotate(step, _summary(metrics))

@@ -76,7 +76,7 @@ def chunked_exit_loss(
     job.cross_entropy = [[] for _ in terms]
     job.divergence = [{name: [] for name, _, _ in term.divergences} for term in terms]
     job.agreed = [[] for _ in terms] if count_agreement else []
-    total: Tensor = _ChunkedLoss.apply(job, labels, weight, bias, final, *exits)
+    total: Tensor = _ChunkedLoss.apply(job, labels, weight, bias, final, *exits)  # type: ignore[no-untyped-call]
     return LossSums(
         total=total,
         final=_sum(job.final, total),
@@ -101,17 +101,20 @@ class _ChunkedLoss(torch.autograd.Function):
         ctx: Any, job: _Job, labels: Tensor, weight: Tensor, bias: Tensor | None, *hidden: Tensor
     ) -> Tensor:
         wanted = _Gradients.for_inputs(ctx.needs_input_grad[2:], weight, bias, hidden)
+        whole = _Pass(job, labels, weight, bias, hidden, wanted)
         total = torch.zeros((), dtype=_accumulator(hidden[0].dtype), device=weight.device)
         for start in range(0, labels.numel(), job.chunk_tokens):
-            total += _chunk(job, slice(start, start + job.chunk_tokens), labels, weight, bias, hidden, wanted)
+            total += whole.chunk(slice(start, start + job.chunk_tokens))
         ctx.gradients = wanted
         return total
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.gradients is None:
-            raise RuntimeError("the chunked loss holds its gradient once; compute the loss again to differentiate again")
+            raise RuntimeError(
+                "the chunked loss holds its gradient once; to differentiate again, compute the loss again"
+            )
         wanted, ctx.gradients = ctx.gradients, None
         # In place: a copy would be another gradient of the head and of every hidden state.
         scaled = [None if part is None else part.mul_(grad) for part in wanted.in_order()]
@@ -152,86 +155,84 @@ class _Gradients:
         return any(part is not None for part in (self.weight, self.bias, *self.hidden))
 
 
-def _chunk(
-    job: _Job,
-    rows: slice,
-    labels: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    hidden: Sequence[Tensor],
-    wanted: _Gradients,
-) -> Tensor:
-    """Return one chunk's weighted loss, adding its sums to `job` and its gradients to `wanted`."""
-    final, *exits = hidden
-    target = labels[rows, None]
-    logp = log_probabilities(final[rows], weight, bias)
-    nll = -logp.gather(1, target).sum()
-    job.final.append(nll)
-    total = job.final_weight * nll
-    best = logp.argmax(-1) if job.count_agreement else None
-    p = logp.exp() if wanted.any or any(term.divergences for term in job.terms) else logp
-    grad_p = _nll_gradient(p, target, job.final_weight) if wanted.any else None
-    pair = Pair(logp, p, logp, p)
-    for index in range(len(exits)):
-        total = total + _exit(job, index, pair, rows, target, weight, bias, exits[index], wanted, best, grad_p)
-    if grad_p is not None:
-        _back_through_head(grad_p, final, rows, weight, wanted, 0, into_head=True)
-    return total
+@dataclass(slots=True)
+class _Teacher:
+    """One chunk of the final distribution, shared by its exits; `grad` collects what reaches its logits."""
+
+    rows: slice
+    target: Tensor
+    logp: Tensor
+    p: Tensor
+    best: Tensor | None
+    grad: Tensor | None
 
 
-def _exit(
-    job: _Job,
-    index: int,
-    pair: Pair,
-    rows: slice,
-    target: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    states: Tensor,
-    wanted: _Gradients,
-    best: Tensor | None,
-    grad_p: Tensor | None,
-) -> Tensor:
-    """Return an exit's weighted loss on a chunk; nothing of vocabulary size outlives the call."""
-    term = job.terms[index]
-    logq = log_probabilities(states[rows], weight, bias)
-    nll = -logq.gather(1, target).sum()
-    job.cross_entropy[index].append(nll)
-    total = term.cross_entropy * nll
-    if best is not None:
-        job.agreed[index].append((logq.argmax(-1) == best).sum())
-    q = logq.exp()
-    grad_q = None if grad_p is None else _nll_gradient(q, target, term.cross_entropy)
-    against = Pair(pair.logp, pair.p, logq, q)
-    for name, factor, into_teacher in term.divergences:
-        value = DIVERGENCES[name](against, factor, grad_q, grad_p if into_teacher else None)
-        job.divergence[index][name].append(value)
-        total = total + factor * value
-    if grad_q is not None:
-        _back_through_head(grad_q, states, rows, weight, wanted, 1 + index, into_head=not job.detach_head)
-    return total
+@dataclass(slots=True)
+class _Pass:
+    """One forward pass: tensors to read, sums and gradients to add to."""
+
+    job: _Job
+    labels: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    hidden: Sequence[Tensor]
+    """Final states first, then each exit's."""
+    wanted: _Gradients
+
+    def chunk(self, rows: slice) -> Tensor:
+        """Return the weighted loss of one chunk."""
+        job, target = self.job, self.labels[rows, None]
+        logp = log_probabilities(self.hidden[0][rows], self.weight, self.bias)
+        nll = -logp.gather(1, target).sum()
+        job.final.append(nll)
+        p = logp.exp()
+        grad = _nll_gradient(p, target, job.final_weight) if self.wanted.any else None
+        best = logp.argmax(-1) if job.count_agreement else None
+        teacher = _Teacher(rows, target, logp, p, best, grad)
+        total = job.final_weight * nll
+        for index in range(len(job.terms)):
+            total = total + self.exit(index, teacher)
+        if grad is not None:
+            self.back_through_head(grad, 0, rows, into_head=True)
+        return total
+
+    def exit(self, index: int, teacher: _Teacher) -> Tensor:
+        """Return an exit's weighted loss on a chunk; nothing of vocabulary size outlives the call."""
+        job, term = self.job, self.job.terms[index]
+        logq = log_probabilities(self.hidden[1 + index][teacher.rows], self.weight, self.bias)
+        nll = -logq.gather(1, teacher.target).sum()
+        job.cross_entropy[index].append(nll)
+        if teacher.best is not None:
+            job.agreed[index].append((logq.argmax(-1) == teacher.best).sum())
+        q = logq.exp()
+        grad = None if teacher.grad is None else _nll_gradient(q, teacher.target, term.cross_entropy)
+        pair, total = Pair(teacher.logp, teacher.p, logq, q), term.cross_entropy * nll
+        for name, factor, into_teacher in term.divergences:
+            value = DIVERGENCES[name](pair, factor, grad, teacher.grad if into_teacher else None)
+            job.divergence[index][name].append(value)
+            total = total + factor * value
+        if grad is not None:
+            self.back_through_head(grad, 1 + index, teacher.rows, into_head=not job.detach_head)
+        return total
+
+    def back_through_head(self, grad: Tensor, index: int, rows: slice, *, into_head: bool) -> None:
+        """Carry a chunk's logit gradient to the hidden states and, if `into_head`, to the head."""
+        states, wanted = self.hidden[index], self.wanted
+        narrow, into = grad.to(states.dtype), wanted.hidden[index]
+        if into is not None:
+            torch.mm(narrow, self.weight.to(states.dtype), out=into[rows])
+        if wanted.bias is not None and into_head:
+            wanted.bias += grad.sum(0)
+        if wanted.weight is not None and into_head:
+            if narrow.dtype == wanted.weight.dtype:
+                wanted.weight.addmm_(narrow.t(), states[rows])
+            else:
+                wanted.weight += narrow.t() @ states[rows]
 
 
 def _nll_gradient(probabilities: Tensor, target: Tensor, factor: float) -> Tensor:
     grad = probabilities * factor
     return grad.scatter_add_(1, target, grad.new_full(target.shape, -factor))
-
-
-def _back_through_head(
-    grad: Tensor, states: Tensor, rows: slice, weight: Tensor, wanted: _Gradients, index: int, *, into_head: bool
-) -> None:
-    """Carry a chunk's logit gradient to the hidden states and, if `into_head`, to the head."""
-    narrow = grad.to(states.dtype)
-    into = wanted.hidden[index]
-    if into is not None:
-        torch.mm(narrow, weight.to(states.dtype), out=into[rows])
-    if wanted.bias is not None and into_head:
-        wanted.bias += grad.sum(0)
-    if wanted.weight is not None and into_head:
-        if narrow.dtype == wanted.weight.dtype:
-            wanted.weight.addmm_(narrow.t(), states[rows])
-        else:
-            wanted.weight += narrow.t() @ states[rows]
 
 
 def _accumulator(dtype: torch.dtype) -> torch.dtype:

@@ -27,7 +27,9 @@ def exit_scale(layer: int, num_layers: int, e_scale: float, kind: str = "sum") -
     raise ValueError(f"unknown exit weights {kind!r}")
 
 
-def normalised_weights(on: Iterable[int], num_layers: int, e_scale: float, kind: str = "sum") -> dict[int, float]:
+def normalised_weights(
+    on: Iterable[int], num_layers: int, e_scale: float, kind: str = "sum"
+) -> dict[int, float]:
     """Return w(l) = e(l) / Σ e(i) over the layers `on`, in ascending order of layer."""
     scales = {layer: exit_scale(layer, num_layers, e_scale, kind) for layer in sorted(set(on))}
     total = sum(scales.values())

@@ -57,7 +57,12 @@ class CausalRecipe(Recipe):
             states = self.states(model, inputs, layers)
             head = self.exits.head
             seen = measure_exits(
-                states.final, states.exits, states.labels, head.weight, head.bias, chunk_tokens=self.chunk_tokens
+                states.final,
+                states.exits,
+                states.labels,
+                head.weight,
+                head.bias,
+                chunk_tokens=self.chunk_tokens,
             )
         count = torch.as_tensor(states.labels.numel(), device=states.labels.device)
         metrics: dict[str, Ratio] = {"loss": (seen.final, count)}
@@ -93,7 +98,13 @@ class CausalRecipe(Recipe):
         return States(_counted(taps.final, mask), exits, labels.reshape(-1) if mask is None else labels[mask])
 
     def loss(
-        self, states: States, terms: Sequence[ExitTerm], *, final_weight: float, detach_head: bool, detailed: bool
+        self,
+        states: States,
+        terms: Sequence[ExitTerm],
+        *,
+        final_weight: float,
+        detach_head: bool,
+        detailed: bool,
     ) -> LossSums:
         """Return the summed chunked loss of `states`."""
         return chunked_exit_loss(
@@ -119,5 +130,9 @@ def _counted(hidden: Tensor, mask: Tensor | None) -> Tensor:
 def _acceptance(match: Tensor, rows: Sequence[int]) -> Ratio:
     """Return the ratio of the simulated acceptance length over all starts of all rows."""
     starts = [acceptance_length(row, TAU_GAMMA) for row in match.split(list(rows)) if row.numel()]
-    total = torch.stack([row.sum() for row in starts]).sum() if starts else match.new_zeros((), dtype=torch.float32)
+    total = (
+        torch.stack([row.sum() for row in starts]).sum()
+        if starts
+        else match.new_zeros((), dtype=torch.float32)
+    )
     return total, torch.as_tensor(sum(row.numel() for row in starts), device=match.device)

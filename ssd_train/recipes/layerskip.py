@@ -40,13 +40,19 @@ class LayerSkipRecipe(CausalRecipe):
         """Return the summed loss J = Σ w(t, l)·(…) of one micro-batch, its layers dropped as the schedule says."""
         weights = self.weights(context)
         last = self.exits.num_layers - 1
-        terms = {layer: self.term(weight) for layer, weight in weights.items() if layer != last and weight > 0}
+        terms = {
+            layer: self.term(weight) for layer, weight in weights.items() if layer != last and weight > 0
+        }
         kept = self.kept(inputs["input_ids"].shape[0], context)
         running = dropping(self.exits.layers, kept, touch_empty=context.distributed)
         detach = self.config.early_exit.detach_head
         states = self.states(model, inputs, list(terms), running, detach_norm=detach)
         sums = self.loss(
-            states, list(terms.values()), final_weight=weights[last], detach_head=detach, detailed=context.detailed
+            states,
+            list(terms.values()),
+            final_weight=weights[last],
+            detach_head=detach,
+            detailed=context.detailed,
         )
         denom = self.denominator(inputs)
         terms_logged, metrics = _ratios(sums, list(terms), denom)
@@ -71,7 +77,13 @@ class LayerSkipRecipe(CausalRecipe):
         p_max = settings.p_max if settings.enabled else 0.0
         probabilities = [
             dropout_probability(
-                layer, total, context.global_step, context.max_steps, p_max, settings.layer_scale, settings.time_scale
+                layer,
+                total,
+                context.global_step,
+                context.max_steps,
+                p_max,
+                settings.layer_scale,
+                settings.time_scale,
             )
             for layer in range(total)
         ]

@@ -29,7 +29,9 @@ from ssd_train.config.schema import (
 VOCAB = 97
 
 
-def tiny_llama(layers: int = 4, *, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> LlamaForCausalLM:
+def tiny_llama(
+    layers: int = 4, *, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any
+) -> LlamaForCausalLM:
     """Return a Llama of width 32 with weights large enough that its layers matter."""
     torch.manual_seed(seed)
     settings: dict[str, Any] = {

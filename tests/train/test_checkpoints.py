@@ -82,7 +82,9 @@ def test_a_checkpoint_with_a_much_higher_loss_cannot_be_the_best(tmp_path: Path)
     assert store.best() == store.path(3)
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), RuntimeError("No space left on device (os error 28)")])
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "full"), RuntimeError("No space left on device (os error 28)")]
+)
 def test_a_full_disk_is_explained_and_nothing_half_written_stays(tmp_path: Path, error: Exception) -> None:
     store = CheckpointStore(tmp_path, 2)
     save(store, 1)
@@ -91,7 +93,9 @@ def test_a_full_disk_is_explained_and_nothing_half_written_stays(tmp_path: Path,
         write(directory)
         raise error
 
-    with pytest.raises(CheckpointError, match=r"no space left on the disk; the last one, .*step-1, is untouched; free some"):
+    with pytest.raises(
+        CheckpointError, match=r"no space left on the disk; the last one, .*step-1, is untouched; free some"
+    ):
         store.save(2, fail, main=True, wait=lambda: None)
     assert [path.name for path in store.directory.iterdir()] == ["step-1"]
     assert damage(store.path(1)) is None

@@ -39,7 +39,12 @@ def plain_divergence(name: str, logp: Tensor, logq: Tensor) -> Tensor:
 
 
 def plain_loss(
-    hidden: list[Tensor], weight: Tensor, bias: Tensor, labels: Tensor, terms: list[ExitTerm], final_weight: float
+    hidden: list[Tensor],
+    weight: Tensor,
+    bias: Tensor,
+    labels: Tensor,
+    terms: list[ExitTerm],
+    final_weight: float,
 ) -> Tensor:
     logp, *exits = [torch.log_softmax(h @ weight.t() + bias, -1) for h in hidden]
     total = -final_weight * logp.gather(1, labels[:, None]).sum()
@@ -53,7 +58,10 @@ def plain_loss(
 @pytest.mark.parametrize(("name", "into_teacher"), list(itertools.product(DIVERGENCES, (False, True))))
 def test_value_and_gradients_equal_the_plain_computation(name: str, into_teacher: bool) -> None:
     hidden, weight, bias, labels = inputs(2)
-    terms = [ExitTerm(0.3, ((name, 0.7, into_teacher),)), ExitTerm(0.0, ((name, 0.2, into_teacher), ("tv", 0.1, True)))]
+    terms = [
+        ExitTerm(0.3, ((name, 0.7, into_teacher),)),
+        ExitTerm(0.0, ((name, 0.2, into_teacher), ("tv", 0.1, True))),
+    ]
     sums = chunked_exit_loss(
         hidden[0], hidden[1:], labels, weight, bias, terms, final_weight=0.6, chunk_tokens=5
     )
@@ -79,7 +87,9 @@ def test_chunk_size_changes_nothing() -> None:
 def test_detached_head_gets_the_gradient_of_the_final_layer_only() -> None:
     hidden, weight, bias, labels = inputs(1)
     terms = [ExitTerm(0.9, (("forward", 0.5, False),))]
-    detached = chunked_exit_loss(hidden[0], hidden[1:], labels, weight, bias, terms, detach_head=True, chunk_tokens=8)
+    detached = chunked_exit_loss(
+        hidden[0], hidden[1:], labels, weight, bias, terms, detach_head=True, chunk_tokens=8
+    )
     alone = chunked_exit_loss(hidden[0], [], labels, weight, bias, [], chunk_tokens=8)
     *head, exit_ = torch.autograd.grad(detached.total, [weight, bias, hidden[1]])
     torch.testing.assert_close(head, list(torch.autograd.grad(alone.total, [weight, bias])))
@@ -101,7 +111,9 @@ def test_sums_are_unweighted_and_agreement_is_counted() -> None:
         hidden[0], hidden[1:], labels, weight, bias, terms, chunk_tokens=6, count_agreement=True
     )
     logp, *exits = [torch.log_softmax(h @ weight.t() + bias, -1) for h in hidden]
-    torch.testing.assert_close(sums.divergence[0]["forward"], plain_divergence("forward", logp, exits[0]).detach())
+    torch.testing.assert_close(
+        sums.divergence[0]["forward"], plain_divergence("forward", logp, exits[0]).detach()
+    )
     for got, logq, agreed in zip(sums.cross_entropy, exits, sums.agreed, strict=True):
         torch.testing.assert_close(got, -logq.gather(1, labels[:, None]).sum().detach())
         assert int(agreed) == int((logq.argmax(-1) == logp.argmax(-1)).sum())
@@ -138,7 +150,9 @@ class PeakMemory(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         out = func(*args, **(kwargs or {}))
-        before = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        before = {
+            t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)
+        }
         for tensor in tree_leaves(out):
             if isinstance(tensor, Tensor):
                 self.count(tensor.untyped_storage(), before)
@@ -167,7 +181,9 @@ def peak_bytes(exits: int, *, chunked: bool) -> int:
     terms = [ExitTerm(0.5, (("forward", 0.5, False),)) for _ in range(exits)]
     with PeakMemory() as memory:
         if chunked:
-            loss = chunked_exit_loss(hidden[0], hidden[1:], labels, weight, None, terms, chunk_tokens=32).total
+            loss = chunked_exit_loss(
+                hidden[0], hidden[1:], labels, weight, None, terms, chunk_tokens=32
+            ).total
         else:
             loss = plain_loss(hidden, weight, torch.zeros(vocabulary), labels, terms, 1.0)
         loss.backward()

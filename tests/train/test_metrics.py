@@ -46,7 +46,11 @@ def test_a_second_write_at_a_step_joins_the_line(tmp_path: Path) -> None:
     file.write(2, {"eval_loss": 2.5})
     file.write(3, {"loss": 1.0})
     lines = [json.loads(line) for line in file.path.read_text().splitlines()]
-    assert lines == [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0, "eval_loss": 2.5}, {"step": 3, "loss": 1.0}]
+    assert lines == [
+        {"step": 1, "loss": 3.0},
+        {"step": 2, "loss": 2.0, "eval_loss": 2.5},
+        {"step": 3, "loss": 1.0},
+    ]
 
 
 @pytest.mark.parametrize("torn", ["", '{"step": 5, "lo'])

@@ -49,7 +49,9 @@ def cross_entropies(model: PreTrainedModel, ids: Tensor) -> list[Tensor]:
     states = model(input_ids=ids, output_hidden_states=True).hidden_states
     normed = [model.model.norm(h) for h in states[1:-1]] + [states[-1]]
     return [
-        torch.nn.functional.cross_entropy(model.lm_head(h)[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), reduction="sum")
+        torch.nn.functional.cross_entropy(
+            model.lm_head(h)[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), reduction="sum"
+        )
         for h in normed
     ]
 
@@ -101,11 +103,17 @@ def test_rotation_visits_the_configured_exits_in_turn() -> None:
     model, ids = tiny_llama(), tokens(2)
     exits = EarlyExitConfig(exits=[2, 3], period=2)
     names = [set(layerskip_step(model, exits, ids, step).loss_terms) for step in range(3)]
-    assert names == [{"final_loss", "exit_2_loss"}, {"final_loss", "exit_3_loss"}, {"final_loss", "exit_2_loss"}]
+    assert names == [
+        {"final_loss", "exit_2_loss"},
+        {"final_loss", "exit_3_loss"},
+        {"final_loss", "exit_2_loss"},
+    ]
 
 
 def test_distillation_and_agreement_reach_the_terms_they_are_configured_for() -> None:
-    settings = EarlyExitConfig(ce_weight=0.5, distill_weight=0.4, distill_direction="both", agreement_weight=0.3)
+    settings = EarlyExitConfig(
+        ce_weight=0.5, distill_weight=0.4, distill_direction="both", agreement_weight=0.3
+    )
     term = exit_term(settings, 0.5)
     assert term.cross_entropy == 0.25
     assert term.divergences == (("forward", 0.1, False), ("reverse", 0.1, False), ("tv", 0.15, True))
@@ -159,8 +167,6 @@ def test_padding_does_not_change_what_a_sequence_contributes(kind: str) -> None:
         torch.testing.assert_close(other.loss_sum, alone.loss_sum, rtol=1e-6, atol=1e-6)
 
 
-
-
 def test_evaluation_measures_every_exit() -> None:
     model, ids = tiny_llama().eval(), tokens(3, 12)
     recipe = build(LayerSkipConfig(layer_dropout=NO_DROPOUT))
@@ -168,14 +174,19 @@ def test_evaluation_measures_every_exit() -> None:
     found = recipe.evaluate(model, {"input_ids": ids}, StepContext(0, 1))
     each = cross_entropies(model, ids)
     torch.testing.assert_close(found["loss"][0].float(), each[3])
-    logits = [model.lm_head(model.model.norm(h)) for h in model(input_ids=ids, output_hidden_states=True).hidden_states[1:-1]]
+    logits = [
+        model.lm_head(model.model.norm(h))
+        for h in model(input_ids=ids, output_hidden_states=True).hidden_states[1:-1]
+    ]
     final = model(input_ids=ids).logits
     for exit_ in (1, 2, 3):
         torch.testing.assert_close(found[f"exit_{exit_}_loss"][0].float(), each[exit_ - 1])
         agreed = (logits[exit_ - 1].argmax(-1) == final.argmax(-1))[:, :-1]
         assert found[f"exit_{exit_}_agreement"] == (agreed.sum(), agreed.numel())
         starts = [
-            1 + sum(bool(row[t : t + k].all()) for k in range(1, 5)) for row in agreed for t in range(len(row) - 3)
+            1 + sum(bool(row[t : t + k].all()) for k in range(1, 5))
+            for row in agreed
+            for t in range(len(row) - 3)
         ]
         num, den = found[f"exit_{exit_}_tau"]
         assert (float(num), int(den)) == (pytest.approx(sum(starts)), len(starts))
@@ -203,5 +214,8 @@ def test_unsuitable_models_and_exits_are_refused_with_the_reason() -> None:
 
 
 def test_registry_names_match_the_classes() -> None:
-    assert {name: recipe.name for name, recipe in REGISTRY.items()} == {"layerskip": "layerskip", "plain": "plain"}
+    assert {name: recipe.name for name, recipe in REGISTRY.items()} == {
+        "layerskip": "layerskip",
+        "plain": "plain",
+    }
     assert build(LayerSkipConfig()).metadata()["settings"]["early_exit"]["period"] == 8

@@ -53,7 +53,9 @@ def test_the_uninterrupted_run_is_what_the_others_are_compared_with(whole: Path)
 
 # Step 3 falls between two log lines and both inside a rotation period and a warm-up, so every kind of state matters.
 @pytest.mark.parametrize("stop", [3, 6])
-def test_stopping_and_repeating_the_command_changes_nothing(whole: Path, tmp_path: Path, stop: int, monkeypatch: Any) -> None:
+def test_stopping_and_repeating_the_command_changes_nothing(
+    whole: Path, tmp_path: Path, stop: int, monkeypatch: Any
+) -> None:
     cfg = tiny_root(tmp_path)
     save = checkpoints.CheckpointStore.annotate
 
@@ -72,7 +74,9 @@ def test_stopping_and_repeating_the_command_changes_nothing(whole: Path, tmp_pat
 
 @pytest.mark.integration
 @pytest.mark.parametrize(("where", "step", "intact"), [("step", 4, [3]), ("save", 6, [3]), ("save", 3, [])])
-def test_a_kill_at_any_moment_changes_nothing(whole: Path, tmp_path: Path, where: str, step: int, intact: list[int]) -> None:
+def test_a_kill_at_any_moment_changes_nothing(
+    whole: Path, tmp_path: Path, where: str, step: int, intact: list[int]
+) -> None:
     cfg = tiny_root(tmp_path)
     assert in_processes(train_until_killed, (cfg, where, step)) == [-signal.SIGKILL]
     store = checkpoints.CheckpointStore(cfg.run_dir, 3)
@@ -90,7 +94,9 @@ def copied(whole: Path, tmp_path: Path) -> tuple[Root, Path]:
     return cfg, cfg.run_dir
 
 
-def test_a_damaged_checkpoint_is_passed_over_aloud(whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_checkpoint_is_passed_over_aloud(
+    whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     cfg, run_dir = copied(whole, tmp_path)
     file = run_dir / "checkpoints" / "step-8" / "model.safetensors"
     content = bytearray(file.read_bytes())
@@ -112,7 +118,9 @@ def test_no_intact_checkpoint_is_an_error_and_nothing_is_overwritten(whole: Path
     assert (run_dir / "metrics.jsonl").read_bytes() == before
 
 
-def test_a_finished_run_is_left_alone(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_run_is_left_alone(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     cfg, run_dir = copied(whole, tmp_path)
     run.train(cfg)
     assert "nothing to train" in capsys.readouterr().out
@@ -127,12 +135,17 @@ def test_other_settings_are_another_run(whole: Path, tmp_path: Path) -> None:
     before = (run_dir / "config.yaml").read_bytes()
     with pytest.raises(ConfigError) as caught:
         run.train(other)
-    assert {problem.key for problem in caught.value.problems} == {"train.learning_rate", "recipe.early_exit.e_scale"}
+    assert {problem.key for problem in caught.value.problems} == {
+        "train.learning_rate",
+        "recipe.early_exit.e_scale",
+    }
     assert "another run_name" in str(caught.value)
     assert (run_dir / "config.yaml").read_bytes() == before
 
 
-def test_a_run_can_be_made_longer_and_its_cadence_changed(whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_can_be_made_longer_and_its_cadence_changed(
+    whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     cfg, run_dir = copied(whole, tmp_path)
     run.train(with_train(cfg, max_steps=10, logging_steps=1, save_steps=1, eval_batches=1, keep_last=1))
     assert [line["step"] for line in curve(run_dir)][-3:] == [8, 9, 10]
@@ -152,7 +165,9 @@ def test_a_validation_cut_off_by_a_kill_is_made_up_for(whole: Path, tmp_path: Pa
     shutil.rmtree(run_dir / "checkpoints" / "step-8")
     record = run_dir / "checkpoints" / "step-6" / "ssd.json"
     complete = json.loads(record.read_text())
-    record.write_text(json.dumps({name: complete[name] for name in complete if name not in ("tau_sim", "exit_agreement")}))
+    record.write_text(
+        json.dumps({name: complete[name] for name in complete if name not in ("tau_sim", "exit_agreement")})
+    )
     assert_same_run(whole, run.train(cfg))
     assert json.loads(record.read_text())["exit_agreement"] == complete["exit_agreement"]
 
@@ -163,7 +178,9 @@ def test_two_commands_do_not_share_a_run_directory(tmp_path: Path) -> None:
         run.train(cfg)
 
 
-def test_a_full_disk_leaves_the_previous_checkpoint_intact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_the_previous_checkpoint_intact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cfg = tiny_root(tmp_path)
     room = shutil.disk_usage(tmp_path)
     seal = checkpoints.seal

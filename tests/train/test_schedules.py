@@ -5,10 +5,19 @@ from __future__ import annotations
 import pytest
 
 from ssd_train.losses.weights import exit_scale, normalised_weights
-from ssd_train.schedules import depth_scale, dropout_probability, enabled_layers, gradual, rotational, time_scale
+from ssd_train.schedules import (
+    depth_scale,
+    dropout_probability,
+    enabled_layers,
+    gradual,
+    rotational,
+    time_scale,
+)
 
 
-@pytest.mark.parametrize(("e_scale", "expected"), [(0.2, (0.027, 0.115, 0.264, 0.594)), (1.0, (0.030, 0.130, 0.300, 0.539))])
+@pytest.mark.parametrize(
+    ("e_scale", "expected"), [(0.2, (0.027, 0.115, 0.264, 0.594)), (1.0, (0.030, 0.130, 0.300, 0.539))]
+)
 def test_reference_weights_of_32_layers(e_scale: float, expected: tuple[float, ...]) -> None:
     weights = normalised_weights([7, 15, 23, 31], 32, e_scale)
     assert list(weights.values()) == pytest.approx(expected, abs=1e-3)
@@ -93,6 +102,10 @@ def test_the_last_layer_is_always_on(kind: str) -> None:
 
 
 def test_unknown_kinds_are_refused() -> None:
-    for call in (lambda: depth_scale(1, 4, "x"), lambda: time_scale(1, 4, "x"), lambda: enabled_layers("x", 4, 0, 1)):
+    for call in (
+        lambda: depth_scale(1, 4, "x"),
+        lambda: time_scale(1, 4, "x"),
+        lambda: enabled_layers("x", 4, 0, 1),
+    ):
         with pytest.raises(ValueError, match="unknown"):
             call()

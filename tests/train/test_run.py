@@ -1,0 +1,147 @@
+"""What a run leaves behind, and how it ends when it cannot start."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import ssd_infer.evaluation
+from ssd_infer.errors import DataError, SSDError
+from ssd_infer.settings import EvalSettings
+from ssd_train import run
+from ssd_train.config.schema import EvalConfig, HFModelConfig
+from tests.train.support import tiny_root, with_train
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run.train(tiny_root(tmp_path_factory.mktemp("finished"), max_steps=4, save_steps=2))
+
+
+def test_the_run_directory_holds_what_design_promises(finished: Path) -> None:
+    assert finished.parts[-2:] == ("layerskip", "default")
+    assert {path.name for path in finished.glob("checkpoints/*")} == {"step-2", "step-4"}
+    assert yaml.safe_load((finished / "config.yaml").read_text())["recipe"]["early_exit"]["period"] == 2
+    assert (finished / "command.txt").read_text().strip()
+    assert (finished / json.loads((finished / "best.json").read_text())["path"]).is_dir()
+
+
+def test_a_checkpoint_is_a_plain_directory_that_knows_where_it_comes_from(finished: Path) -> None:
+    path = finished / "checkpoints" / "step-4"
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+    assert all("wrapped" not in name and "forward" not in name for name in model.state_dict())
+    ids = tokenizer("alpha beta gamma", return_tensors="pt").input_ids
+    plain = model.generate(ids, max_new_tokens=8, do_sample=False)
+    early = model.generate(ids, max_new_tokens=8, do_sample=False, assistant_early_exit=2)
+    assert torch.equal(plain, early)
+    record = json.loads((path / "ssd.json").read_text())
+    assert record["step"] == 4
+    assert record["recipe"]["name"] == "layerskip"
+    assert record["recipe"]["settings"]["layer_dropout"]["p_max"] == 0.4
+    assert set(record["exit_agreement"]) == {"1", "2", "3"}
+    assert record["validation_loss"] > 0
+    assert {"config_hash", "versions", "machine"} <= set(record["provenance"])
+    assert yaml.safe_load((path / "config.yaml").read_text()) == yaml.safe_load(
+        (finished / "config.yaml").read_text()
+    )
+    assert not (path / "training_args.bin").exists()
+
+
+def test_a_checkpoint_can_be_trained_further_as_a_model(finished: Path, tmp_path: Path) -> None:
+    cfg = tiny_root(tmp_path, max_steps=1)
+    cfg.model = HFModelConfig(name=str(finished / "checkpoints" / "step-4"))
+    done = run.train(cfg)
+    assert (done / "checkpoints" / "step-1" / "model.safetensors").exists()
+
+
+def test_the_plain_twin_runs_and_measures_its_exits(tmp_path: Path) -> None:
+    done = run.train(tiny_root(tmp_path, plain=True, max_steps=2, logging_steps=1))
+    lines = [json.loads(line) for line in (done / "metrics.jsonl").read_text().splitlines()]
+    assert set(lines[0]) >= {"loss", "final_loss"}
+    assert not any(name.startswith("exit_") for name in lines[0])
+    assert "eval_exit_2_agreement" in lines[-1]
+
+
+def test_bfloat16_trains_with_float32_weights(tmp_path: Path) -> None:
+    done = run.train(replace(tiny_root(tmp_path, max_steps=2, logging_steps=1), dtype="bfloat16"))
+    lines = [json.loads(line) for line in (done / "metrics.jsonl").read_text().splitlines()]
+    assert all(0 < line["loss"] < 10 for line in lines)
+    model = AutoModelForCausalLM.from_pretrained(done / "checkpoints" / "step-2")
+    assert model.dtype == torch.float32
+
+
+def test_activation_checkpointing_changes_nothing_that_is_learned(finished: Path, tmp_path: Path) -> None:
+    cfg = tiny_root(tmp_path, max_steps=4, save_steps=2, activation_checkpointing=True)
+    done = run.train(cfg)
+    for left, right in zip(
+        *((path / "metrics.jsonl").read_text().splitlines() for path in (finished, done)), strict=True
+    ):
+        assert json.loads(left)["eval_loss" if "eval_loss" in left else "loss"] == pytest.approx(
+            json.loads(right)["eval_loss" if "eval_loss" in right else "loss"], rel=1e-5
+        )
+
+
+def test_a_dry_run_leaves_no_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cfg = replace(tiny_root(tmp_path), dry_run=True)
+    run.train(cfg)
+    assert "dry run: one step trained" in capsys.readouterr().out
+    assert not cfg.run_dir.exists()
+    assert [path.name for path in Path(cfg.output_root).iterdir()] == [".cache"]
+
+
+def test_too_little_data_for_a_batch_is_refused(tmp_path: Path) -> None:
+    cfg = with_train(tiny_root(tmp_path), batch_size=100_000)
+    with pytest.raises(DataError, match=r"train\.batch_size: .*100000 blocks"):
+        run.train(cfg)
+    assert not (cfg.run_dir / "checkpoints").exists()
+
+
+def fake_evaluation(monkeypatch: pytest.MonkeyPatch, seen: list[EvalSettings], *, fail: bool = False) -> None:
+    def evaluate(settings: EvalSettings) -> dict[str, Any]:
+        seen.append(settings)
+        if fail:
+            raise SSDError("no prompts")
+        out = Path(str(settings.out))
+        out.mkdir(parents=True)
+        (out / "report.json").write_text("{}")
+        (out / "report.md").write_text("| strategy | speedup |")
+        return {}
+
+    monkeypatch.setattr(ssd_infer.evaluation, "evaluate", evaluate, raising=False)
+
+
+@pytest.mark.parametrize("every", [False, True])
+def test_reports_are_written_where_promised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], every: bool
+) -> None:
+    seen: list[EvalSettings] = []
+    fake_evaluation(monkeypatch, seen)
+    cfg = tiny_root(tmp_path, max_steps=4, save_steps=2)
+    cfg.eval = EvalConfig(enabled=True, every_checkpoint=every, samples=3)
+    done = run.train(cfg)
+    final = str(done / "checkpoints" / "step-4")
+    assert [settings.checkpoint for settings in seen].count(final) == 1
+    if every:
+        assert seen[0].checkpoint == str(done / "checkpoints" / "step-2")
+    assert all(settings.samples == 3 for settings in seen)
+    assert "| strategy | speedup |" in capsys.readouterr().out
+    count = len(seen)
+    run.train(cfg)
+    assert len(seen) == count
+
+
+def test_a_failing_report_does_not_lose_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake_evaluation(monkeypatch, [], fail=True)
+    cfg = tiny_root(tmp_path, max_steps=1)
+    cfg.eval = EvalConfig(enabled=True)
+    assert (run.train(cfg) / "checkpoints" / "step-1").is_dir()
+    assert "report of step 1: no prompts" in caplog.text
