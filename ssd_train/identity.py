@@ -51,6 +51,15 @@ def check_same_run(cfg: Root, saved: Mapping[str, Any]) -> None:
         raise ConfigError(problems)
 
 
+def check_same_world(now: int, then: int) -> None:
+    """Say aloud that another number of processes gives another batch, so the curve is no longer the same run's."""
+    if now != then:
+        logger.warning(
+            "the run was on %d processes and is now on %d: each step sees %s samples, and the curve will differ",
+            *(then, now, "more" if now > then else "fewer"),
+        )
+
+
 def _flatten(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         for name, part in value.items():

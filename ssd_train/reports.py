@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from ssd_infer.errors import SSDError
+import torch
+
 from ssd_infer.settings import EvalSettings
 from ssd_train.checkpoints import CheckpointStore
 from ssd_train.config.schema import Root
+from ssd_train.randomness import untouched_randomness
 from ssd_train.tracking import Tracker
 
 logger = logging.getLogger(__name__)
@@ -27,36 +29,39 @@ class Reporter:
 
     def every_checkpoint(self, path: Path, step: int) -> None:
         """Report on a checkpoint just saved, if the run asks for that; the last one is left to `final`."""
-        if self.cfg.eval.enabled and self.cfg.eval.every_checkpoint and step < self.cfg.train.max_steps:
-            self._attempt(path, step)
+        if not (self.cfg.eval.enabled and self.cfg.eval.every_checkpoint) or step >= self.cfg.train.max_steps:
+            return
+        threads = torch.get_num_threads()
+        try:
+            with untouched_randomness():
+                self._evaluate(path, step)
+        except Exception:  # whatever an evaluation runs into, it is not worth the training
+            logger.exception("report of step %d failed; training goes on", step)
+        finally:
+            torch.set_num_threads(threads)
 
     def final(self, store: CheckpointStore) -> None:
-        """Report on the last checkpoint, and on the best if it is another one; print table and places."""
+        """Report on the last checkpoint unless that is done; print the table, the page's place and the best one.
+
+        Raises SSDError when the evaluation cannot be made; the checkpoints are safe by then.
+        """
         steps = store.steps()
         if not self.cfg.eval.enabled or not steps:
             return
+        out = self.directory(steps[-1])
+        if not (out / "report.json").exists():
+            self._evaluate(store.path(steps[-1]), steps[-1])
+        _show(out)
         best = store.best()
-        chosen = dict.fromkeys([*([best] if best is not None else []), store.path(steps[-1])])
-        for path in chosen:
-            step = int(path.name.removeprefix("step-"))
-            if not (self.directory(step) / "report.json").exists():
-                self._attempt(path, step, show=True)
+        if best is not None and best != store.path(steps[-1]):
+            print(f"longest simulated acceptance: {best}; python -m ssd_infer checkpoint={best} reports on it")
 
-    def _attempt(self, path: Path, step: int, show: bool = False) -> None:
-        """Evaluate; a report that fails is said aloud but does not fail the training."""
-        try:
-            self._evaluate(path, step, show)
-        except SSDError as error:
-            logger.warning("report of step %d: %s", step, error)
-
-    def _evaluate(self, path: Path, step: int, show: bool) -> None:
+    def _evaluate(self, path: Path, step: int) -> None:
         from ssd_infer.evaluation import evaluate
 
         out = self.directory(step)
         evaluate(self.settings(path, out))
         self.tracker.log_report(out, step)
-        if show:
-            _show(out)
 
     def settings(self, path: Path, out: Path) -> EvalSettings:
         """Return the settings of one report."""

@@ -22,7 +22,7 @@ from ssd_train import data, models, provenance, recipes, tracking
 from ssd_train.arguments import training_arguments
 from ssd_train.checkpoints import CheckpointStore, read_record
 from ssd_train.config.schema import Root
-from ssd_train.identity import check_same_run, identity
+from ssd_train.identity import check_same_run, check_same_world, identity
 from ssd_train.metrics import MetricsFile, replace_text
 from ssd_train.progress import ProgressCallback
 from ssd_train.reports import Reporter
@@ -91,7 +91,9 @@ def _open_run(cfg: Root, args: TrainingArguments, stack: ExitStack) -> Path | No
             store.clean()
         checkpoint = store.latest()
         if checkpoint is not None:
-            check_same_run(cfg, read_record(checkpoint).get("identity", {}))
+            record = read_record(checkpoint)
+            check_same_run(cfg, record.get("identity", {}))
+            check_same_world(args.world_size, record.get("world_size", 1))
         if args.process_index == 0:
             step = 0 if checkpoint is None else int(checkpoint.name.removeprefix("step-"))
             MetricsFile(run_dir / "metrics.jsonl").keep_until(step)
@@ -105,7 +107,8 @@ def _fit(trainer: SSDTrainer, cfg: Root, checkpoint: Path | None) -> None:
     step = 0 if checkpoint is None else int(checkpoint.name.removeprefix("step-"))
     if checkpoint is not None:
         logger.info("continuing from %s", checkpoint)
-        trainer.metrics_file.keep_until(step)
+        if trainer.is_world_process_zero():
+            trainer.metrics_file.keep_until(step)
     if step >= cfg.train.max_steps:
         print(f"{cfg.run_dir}: all {cfg.train.max_steps} steps are done; nothing to train")
         return

@@ -21,6 +21,7 @@ from transformers.utils.logging import disable_progress_bar
 from ssd_infer.errors import SSDError
 from ssd_train.checkpoints import RECORD, CheckpointStore, read_record, require_space
 from ssd_train.metrics import MetricsFile, RatioSums
+from ssd_train.randomness import untouched_randomness
 from ssd_train.recipes.base import Recipe, StepContext
 
 logger = logging.getLogger(__name__)
@@ -311,10 +312,9 @@ class _Clock:
 def _undisturbed(model: nn.Module) -> Iterator[None]:
     """Evaluate `model` without a trace: mode, gradients and random number generators are as before, come what may."""
     training = model.training
-    devices = [p.device for p in list(model.parameters())[:1] if p.device.type == "cuda"]
     model.eval()
     try:
-        with torch.random.fork_rng(devices=devices), torch.no_grad():
+        with untouched_randomness(), torch.no_grad():
             yield
     finally:
         model.train(training)

@@ -30,11 +30,16 @@ class LayerSkipRecipe(CausalRecipe):
     def prepare(self, model: nn.Module) -> None:
         """Find the exits; raises ConfigError if a configured exit is not inside the model."""
         super().prepare(model)
-        last = self.exits.num_layers - 1
-        outside = [exit_ for exit_ in self.config.early_exit.exits or [] if not 1 <= exit_ <= last]
+        last, settings = self.exits.num_layers - 1, self.config.early_exit
+        chosen, key = settings.exits or [], "recipe.early_exit.exits"
+        outside = [exit_ for exit_ in chosen if not 1 <= exit_ <= last]
         if outside:
             rule = f"every exit must lie in 1..{last}, below the model's {last + 1} layers"
-            raise ConfigError([Problem("recipe.early_exit.exits", rule, outside, "remove these")])
+            raise ConfigError([Problem(key, rule, outside, "remove these")])
+        if 1 in chosen and settings.weights != "uniform":
+            rule = f"exit 1 has weight e(0) = 0 with weights={settings.weights}, so it would never be trained"
+            remedy = "set recipe.early_exit.weights=uniform, or leave exit 1 out"
+            raise ConfigError([Problem(key, rule, chosen, remedy)])
 
     def step(self, model: nn.Module, inputs: Batch, context: StepContext) -> StepOutput:
         """Return the summed loss J = Σ w(t, l)·(…) of one micro-batch, its layers dropped as the schedule says."""

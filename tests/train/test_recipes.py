@@ -203,6 +203,9 @@ def test_agreement_while_training_is_counted_on_logged_steps_only() -> None:
 def test_unsuitable_models_and_exits_are_refused_with_the_reason() -> None:
     with pytest.raises(ConfigError, match=r"recipe\.early_exit\.exits.*1\.\.3.*\[4\]"):
         build(LayerSkipConfig(early_exit=EarlyExitConfig(exits=[2, 4]))).prepare(tiny_llama())
+    with pytest.raises(ConfigError, match="would never be trained"):
+        build(LayerSkipConfig(early_exit=EarlyExitConfig(exits=[1, 2]))).prepare(tiny_llama())
+    build(LayerSkipConfig(early_exit=EarlyExitConfig(exits=[1, 2], weights="uniform"))).prepare(tiny_llama())
     capped = AutoConfig.for_model(
         "gemma2", vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, head_dim=8, final_logit_softcapping=0.5,

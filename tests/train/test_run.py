@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -137,11 +139,38 @@ def test_reports_are_written_where_promised(
     assert len(seen) == count
 
 
-def test_a_failing_report_does_not_lose_the_training(
+def test_a_failing_report_does_not_stop_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     fake_evaluation(monkeypatch, [], fail=True)
-    cfg = tiny_root(tmp_path, max_steps=1)
-    cfg.eval = EvalConfig(enabled=True)
-    assert (run.train(cfg) / "checkpoints" / "step-1").is_dir()
-    assert "report of step 1: no prompts" in caplog.text
+    cfg = tiny_root(tmp_path, max_steps=2, save_steps=1)
+    cfg.eval = EvalConfig(enabled=True, every_checkpoint=True)
+    with pytest.raises(SSDError, match="no prompts"):
+        run.train(cfg)
+    assert "report of step 1 failed; training goes on" in caplog.text
+    assert (cfg.run_dir / "checkpoints" / "step-2").is_dir()
+
+
+def test_reports_on_the_way_do_not_change_what_is_learned(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def evaluate(settings: EvalSettings) -> None:
+        torch.manual_seed(1)
+        torch.rand(7)
+        np.random.seed(1)  # noqa: NPY002 - the generator transformers saves
+        random.seed(1)
+        torch.set_num_threads(2)
+        Path(str(settings.out)).mkdir(parents=True)
+
+    monkeypatch.setattr(ssd_infer.evaluation, "evaluate", evaluate, raising=False)
+    cfg = tiny_root(tmp_path, max_steps=4, save_steps=2)
+    cfg.eval = EvalConfig(enabled=True, every_checkpoint=True)
+    done = run.train(cfg)
+    for name in ("rng_state.pth", "model.safetensors"):
+        files = [path / "checkpoints" / "step-4" / name for path in (finished, done)]
+        if name.endswith("pth"):
+            left, right = (torch.load(file, weights_only=False) for file in files)
+            assert torch.equal(left["cpu"], right["cpu"])
+            assert left["python"] == right["python"]
+        else:
+            assert files[0].read_bytes() == files[1].read_bytes()
