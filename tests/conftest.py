@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
@@ -55,6 +56,11 @@ def build_model(family: str = "llama", *, layers: int = 4, seed: int = 0, **chan
 def tiny_model() -> ModelFactory:
     """Return the factory of small models."""
     return build_model
+
+
+def pytest_report_header() -> str:
+    """Say which end of the supported range is under test."""
+    return ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "hydra-core"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
