@@ -29,8 +29,11 @@ checks: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-bench: $(VENV)/.installed
-	$(PY) scripts/bench.py $(ARGS)
+# make bench CHECKPOINT=DIR measures decoding on that checkpoint too.
+bench: $(VENV)/.installed-dev
+	$(PY) scripts/bench.py loss
+	$(PY) scripts/bench.py train $(ARGS)
+	$(if $(CHECKPOINT),$(PY) scripts/bench.py decode $(CHECKPOINT))
 
 # The lower end of the supported range of transformers; the tested set is the upper end.
 test-oldest: $(VENV)/.installed-oldest

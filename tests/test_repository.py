@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -28,7 +29,9 @@ def test_the_tested_set_lies_within_the_ranges():
     wanted = [
         Requirement(r) for r in [*PROJECT["project"]["dependencies"], *extras["dev"], *extras["tensorboard"]]
     ]
-    assert [str(r) for r in wanted if r.name != "ssd-toolkit" and pins.get(r.name) not in r.specifier] == []
+    assert [
+        str(r) for r in wanted if r.name != "ssd-toolkit" and pins.get(r.name, "0") not in r.specifier
+    ] == []
 
 
 def test_changelog_keeps_its_form():
@@ -56,3 +59,18 @@ def test_losses_know_nothing_of_transformers():
     assert files
     pattern = re.compile(r"^\s*(from|import) transformers\b", re.MULTILINE)
     assert [str(file) for file in files if pattern.search(file.read_text(encoding="utf-8"))] == []
+
+
+def test_every_import_is_a_declared_dependency():
+    pattern = re.compile(r"^\s*(?:from|import) (\w+)", re.MULTILINE)
+    files = [file for package in ("ssd_infer", "ssd_train") for file in (ROOT / package).rglob("*.py")]
+    used = {name for file in files for name in pattern.findall(file.read_text(encoding="utf-8"))}
+    extras = PROJECT["project"]["optional-dependencies"]
+    requirements = [*PROJECT["project"]["dependencies"], *extras["tensorboard"], *extras["deepspeed"]]
+    declared = {Requirement(requirement).name for requirement in requirements}
+    sources = packages_distributions()
+    foreign = {name for name in used & set(sources) if not name.startswith("ssd_")}
+    assert len(foreign) > 5
+    assert [
+        n for n in sorted(foreign) if not declared & {d.lower().replace("_", "-") for d in sources[n]}
+    ] == []
