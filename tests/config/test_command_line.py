@@ -165,3 +165,10 @@ def test_configuration_never_imports_torch(train, tmp_path):
     result = train(RECIPE, "train.max_steps=0", PYTHONPATH=path)
     assert "train.max_steps: must be at least 1 (got 0)" in result.err
     assert train(RECIPE, "print_config=true", PYTHONPATH=path).code == 0
+
+
+def test_jobs_of_a_sweep_do_not_share_a_run_directory(train):
+    result = train("--multirun", RECIPE, "seed=1,2", "print_config=true")
+    assert result.code == 0, result.err
+    names = [line for line in result.out.splitlines() if line.startswith("run_name: ")]
+    assert names == [f"run_name: default-print_config=True,seed={seed}" for seed in (1, 2)]

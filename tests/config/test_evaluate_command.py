@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ssd_infer.__main__ import exit_code, settings_of
+from ssd_infer.config import option_names
 from ssd_infer.errors import ConfigError
 
 
@@ -98,3 +99,9 @@ def test_help(evaluate):
     result = evaluate("--help")
     assert result.code == 0
     assert "python -m ssd_infer checkpoint=DIR" in result.out
+
+
+def test_every_draft_strategy_has_its_configuration_file():
+    from ssd_infer.drafts import registry
+
+    assert sorted([*registry(), "all"]) == option_names("draft")
