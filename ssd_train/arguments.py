@@ -53,7 +53,7 @@ def _optimisation(cfg: Root) -> dict[str, Any]:
     train = cfg.train
     warmup = train.warmup_steps
     return {
-        "optim": cfg.optim.name,
+        "optim": "adamw_torch" if cfg.optim.name == "muon" else cfg.optim.name,
         "learning_rate": train.learning_rate,
         "weight_decay": train.weight_decay,
         "adam_beta1": train.adam_beta1,

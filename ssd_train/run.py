@@ -23,6 +23,7 @@ from ssd_train.arguments import training_arguments
 from ssd_train.checkpoints import CheckpointStore, read_record
 from ssd_train.config.schema import Root
 from ssd_train.identity import check_same_run, check_same_world, identity
+from ssd_train.optimizers import custom_optimizer
 from ssd_train.metrics import MetricsFile, replace_text
 from ssd_train.progress import ProgressCallback
 from ssd_train.reports import Reporter
@@ -63,6 +64,7 @@ def train(cfg: Root) -> Path:
             metrics_file=MetricsFile(run_dir / "metrics.jsonl"),
             extras=_extras(cfg, recipe),
             eval_batches=cfg.train.eval_batches,
+            optimizer=custom_optimizer(cfg),
         )
         progress = ProgressCallback(
             cfg.train.batch_size * cfg.train.grad_accum * args.world_size * cfg.data.block_size

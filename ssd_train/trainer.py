@@ -59,6 +59,7 @@ class SSDTrainer(Trainer):
         metrics_file: MetricsFile,
         extras: CheckpointExtras,
         eval_batches: int,
+        optimizer: tuple[Any, dict[str, Any]] | None = None,
     ) -> None:
         """Wire the parts; nothing is written before `train`."""
         super().__init__(
@@ -68,6 +69,7 @@ class SSDTrainer(Trainer):
             eval_dataset=validation_dataset,
             processing_class=tokenizer,
             data_collator=_stack,
+            optimizer_cls_and_kwargs=optimizer,
         )
         self.recipe, self.store, self.metrics_file, self.extras = recipe, store, metrics_file, extras
         self.eval_batches = eval_batches
@@ -115,7 +117,10 @@ class SSDTrainer(Trainer):
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Run forward and backward of one micro-batch and remember its loss for the check before the step."""
-        loss = super().training_step(model, inputs, num_items_in_batch)
+        try:
+            loss = super().training_step(model, inputs, num_items_in_batch)
+        finally:
+            self.recipe.after_backward()
         self._window_loss = loss if self._window_loss is None else self._window_loss + loss
         return loss
 

@@ -19,7 +19,7 @@ LAYER_SCALES = ("exp", "linear", "uniform")
 TIME_SCALES = ("const", "exp")
 EXIT_WEIGHTS = ("sum", "linear", "uniform")
 CURRICULA = ("rotational", "gradual", "all", "none")
-DIRECTIONS = ("forward", "reverse")
+DIRECTIONS = ("forward", "reverse", "both", "js")
 
 
 def check_recipe(cfg: Root, checks: Checks) -> None:

@@ -201,9 +201,15 @@ class OptimConfig:
     """The optimizer; learning rate, betas and weight decay are in `train`."""
 
     name: str = "adamw_torch"
-    """Optimizer name as `transformers.TrainingArguments.optim` takes it."""
+    """`muon`, or an optimizer name as `transformers.TrainingArguments.optim` takes it."""
     epsilon: float = 1e-8
     """Adam's epsilon."""
+    muon_learning_rate: float = 0.02
+    """Muon: learning rate of the layers' matrices; everything else gets AdamW with `train.learning_rate`."""
+    muon_momentum: float = 0.95
+    """Muon: momentum."""
+    muon_decay_share: float = 0.1
+    """Muon: weight decay of the matrices as a share of `train.weight_decay`."""
 
 
 @dataclass(slots=True)
@@ -264,7 +270,7 @@ class EarlyExitConfig:
     distill_weight: float = 0.0
     """Factor of the divergence between an exit and the final distribution."""
     distill_direction: str = "forward"
-    """Divergence: forward is KL(final || exit), reverse is KL(exit || final)."""
+    """Divergence: forward is KL(final || exit), reverse is KL(exit || final), both is their mean, js Jensen-Shannon."""
     agreement_weight: float = 0.0
     """Factor of the loss on the probability that draft and target agree."""
     detach_teacher: bool = True

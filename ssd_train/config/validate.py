@@ -11,7 +11,7 @@ from ssd_train.config.rules_recipe import check_recipe
 from ssd_train.config.schema import Root, TrainConfig
 
 SCHEDULERS = ("cosine", "linear", "constant", "warmup_stable_decay")
-OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "adafactor", "sgd")
+OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "adafactor", "sgd", "muon")
 ENGINES = ("single",)
 TRACKERS = ("wandb", "tensorboard", "none")
 DTYPES = ("float32", "bfloat16", "float16")
@@ -28,6 +28,9 @@ def validate(cfg: Root, checks: Checks) -> None:
     check_recipe(cfg, checks.under("recipe"))
     checks.under("optim").choice("name", cfg.optim.name, OPTIMIZERS)
     checks.under("optim").above_zero("epsilon", cfg.optim.epsilon)
+    checks.under("optim").above_zero("muon_learning_rate", cfg.optim.muon_learning_rate)
+    checks.under("optim").within("muon_momentum", cfg.optim.muon_momentum, 0, 1, open_end=True)
+    checks.under("optim").at_least("muon_decay_share", cfg.optim.muon_decay_share, 0)
     checks.under("engine").choice("name", cfg.engine.name, ENGINES)
     checks.under("tracking").choice("name", cfg.tracking.name, TRACKERS)
     checks.under("tracking").choice("mode", cfg.tracking.mode, ("auto", "online", "offline"))

@@ -62,6 +62,9 @@ class Recipe(ABC):
     def evaluate(self, model: nn.Module, inputs: Batch, context: StepContext) -> dict[str, Ratio]:
         """Measure one validation batch; must include `loss`."""
 
+    def after_backward(self) -> None:
+        """Undo what `step` left in place for the backward pass; called after it, or not at all."""
+
     def metadata(self) -> dict[str, Any]:
         """Return what a checkpoint should say about how it was made."""
         return {"name": self.name}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -82,14 +81,13 @@ class CausalRecipe(Recipe):
         model: nn.Module,
         inputs: Batch,
         layers: Sequence[int],
-        running: AbstractContextManager[None] | None = None,
         *,
         detach_norm: bool = False,
     ) -> States:
-        """Run `model` once on `inputs` (inside `running`) and return what the exits of `layers` predict from."""
+        """Run `model` once on `inputs` and return what the exits of `layers` predict from."""
         # An unpadded batch passes no mask at all, which keeps attention on its fast causal path.
         passed = {name: inputs[name] for name in ("input_ids", "attention_mask") if name in inputs}
-        with self.exits.tapping(layers) as taps, running or nullcontext():
+        with self.exits.tapping(layers) as taps:
             model(**passed, use_cache=False, logits_to_keep=1)
         assert taps.final is not None
         mask = None if is_whole(inputs) else label_mask(inputs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
 
@@ -26,6 +27,7 @@ class LayerSkipRecipe(CausalRecipe):
         """Keep the settings."""
         self.config = config
         self.chunk_tokens = config.early_exit.chunk_tokens
+        self._dropping = ExitStack()
 
     def prepare(self, model: nn.Module) -> None:
         """Find the exits; raises ConfigError if a configured exit is not inside the model."""
@@ -49,9 +51,10 @@ class LayerSkipRecipe(CausalRecipe):
             layer: self.term(weight) for layer, weight in weights.items() if layer != last and weight > 0
         }
         kept = self.kept(inputs["input_ids"].shape[0], context)
-        running = dropping(self.exits.layers, kept, touch_empty=context.distributed)
+        self.after_backward()
+        self._dropping.enter_context(dropping(self.exits.layers, kept, touch_empty=context.distributed))
         detach = self.config.early_exit.detach_head
-        states = self.states(model, inputs, list(terms), running, detach_norm=detach)
+        states = self.states(model, inputs, list(terms), detach_norm=detach)
         sums = self.loss(
             states,
             list(terms.values()),
@@ -62,6 +65,19 @@ class LayerSkipRecipe(CausalRecipe):
         denom = self.denominator(inputs)
         terms_logged, metrics = _ratios(sums, list(terms), denom)
         return StepOutput(sums.total, denom, metrics, terms_logged)
+
+    def after_backward(self) -> None:
+        """Let every layer run all samples again.
+
+        Before transformers 5.24 a recomputed layer goes through its `forward` once more, so the shadows stay until
+        the backward pass is over.
+        """
+        self._dropping.close()
+
+    def evaluate(self, model: nn.Module, inputs: Batch, context: StepContext) -> dict[str, Ratio]:
+        """Measure every exit with all layers on."""
+        self.after_backward()
+        return super().evaluate(model, inputs, context)
 
     def weights(self, context: StepContext) -> dict[int, float]:
         """Return w(t, l) of the layers whose exit is on at this step."""
