@@ -27,7 +27,13 @@ def test_the_tested_set_lies_within_the_ranges():
     pins = {name.lower().replace("_", "-"): version for name, version in pins.items()}
     extras = PROJECT["project"]["optional-dependencies"]
     wanted = [
-        Requirement(r) for r in [*PROJECT["project"]["dependencies"], *extras["dev"], *extras["tensorboard"]]
+        Requirement(r)
+        for r in [
+            *PROJECT["project"]["dependencies"],
+            *extras["dev"],
+            *extras["search"],
+            *extras["tensorboard"],
+        ]
     ]
     assert [
         str(r) for r in wanted if r.name != "ssd-toolkit" and pins.get(r.name, "0") not in r.specifier

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 from functools import cache
 
@@ -21,7 +22,7 @@ def registry() -> dict[str, type[Drafter]]:
                 isinstance(item, type)
                 and issubclass(item, Drafter)
                 and item.__module__ == module.__name__
-                and item is not Drafter
+                and not inspect.isabstract(item)
             ):
                 found[item.name] = item
     return dict(sorted(found.items()))

@@ -63,6 +63,14 @@ class Drafter(ABC):
     def keep_rows(self, kept: list[int]) -> None:
         """Drop state of rows that ended; called before the session drops them."""
 
+    def report(self) -> dict[str, Any]:
+        """Return JSON-ready facts about this decoding that its counters do not show."""
+        return {}
+
+    def seconds(self) -> dict[str, float]:
+        """Return named shares of the draft seconds worth telling apart, such as a search."""
+        return {}
+
     @classmethod
     def applicable(cls, target: Target) -> str | None:
         """Return None when this strategy works on `target`, otherwise the reason in one sentence."""

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-import torch
 from torch import Tensor
 
-from ssd_infer.drafts.base import Auto, Drafter, DraftParams, Resolved, at_least
-from ssd_infer.engine.session import Proposal, Session
+from ssd_infer.drafts.base import Auto, DraftParams, Resolved, at_least
+from ssd_infer.drafts.stepwise import Stepwise
+from ssd_infer.engine.session import Session
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import Problem
 
@@ -44,7 +44,7 @@ class EarlyExitParams(DraftParams):
         return found
 
 
-class EarlyExit(Drafter):
+class EarlyExit(Stepwise):
     """Draft with the first E layers, at most γ tokens a round."""
 
     name = "early_exit"
@@ -55,60 +55,15 @@ class EarlyExit(Drafter):
         """Bind to `session`; `params` must have no `auto` left."""
         super().__init__(session, params)
         settled = cast(EarlyExitParams, params)
-        self.exit_layer = int(settled.exit_layer)
+        self.exit_layer = self.resume_layer = int(settled.exit_layer)
         self.gamma = int(settled.gamma)
         self.confidence = settled.confidence
 
-    def propose(self, limit: int) -> Proposal:
-        """Draft min(γ, limit) tokens, fewer for rows whose confidence falls below the threshold."""
-        return self.extend(min(self.gamma, limit), self.session.pending)
-
-    def extend(self, gamma: int, token: Tensor) -> Proposal:
-        """Draft `gamma` tokens one by one, starting from the pending `token` `(B,)`."""
+    def step(self, token: Tensor, offset: int) -> Tensor:
+        """Run the first E layers on one `token` `(B,)` a row; return exit states `(B, 1, d)`."""
         session, target = self.session, self.session.target
-        drafts, states, probs = [], [], []
-        counts = alive = None
-        for step in range(gamma):
-            hidden = target.run(
-                target.embed(token.unsqueeze(1)), session.window(1, step), session.cache, 0, self.exit_layer
-            )
-            logits = target.logits(hidden[:, 0])
-            token, q = self._pick(logits)
-            drafts.append(token)
-            states.append(hidden)
-            if q is not None:
-                probs.append(q)
-            if self.confidence > 0:
-                counts, alive = self._confident(logits, q, counts, alive)
-                if not bool(alive.any()):
-                    break
-        return Proposal(
-            tokens=torch.stack(drafts, dim=1),
-            counts=counts,
-            probs=torch.stack(probs, dim=1) if probs else None,
-            hidden=torch.cat(states, dim=1),
-            resume_layer=self.exit_layer,
-            forwards=len(drafts),
-        )
-
-    def _pick(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Choose one token a row from `(B, V)` logits, with the distribution it was drawn from when sampling."""
-        sampler = self.session.sampler
-        if sampler.greedy:
-            return logits.argmax(dim=-1), None
-        q = sampler.probs(logits)
-        return sampler.draw(q), q
-
-    def _confident(
-        self, logits: Tensor, q: Tensor | None, counts: Tensor | None, alive: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Count this token for rows still drafting, then stop the rows whose top probability is below the threshold."""
-        top = (logits.float().softmax(dim=-1) if q is None else q).amax(dim=-1)
-        if counts is None or alive is None:
-            counts, alive = torch.ones_like(top, dtype=torch.long), torch.ones_like(top, dtype=torch.bool)
-        else:
-            counts = counts + alive
-        return counts, alive & (top >= self.confidence)
+        window = session.window(1, offset)
+        return target.run(target.embed(token.unsqueeze(1)), window, session.cache, 0, self.exit_layer)
 
     @classmethod
     def applicable(cls, target: Target) -> str | None:

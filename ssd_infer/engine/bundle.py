@@ -23,6 +23,7 @@ _MODULES = (
     "ssd_infer.engine.clock",
     "ssd_infer.engine.stopping",
     "ssd_infer.drafts.base",
+    "ssd_infer.drafts.stepwise",
     "ssd_infer.drafts.early_exit",
     "ssd_infer.engine.loop",
     "ssd_infer.engine.costs",

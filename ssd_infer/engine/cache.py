@@ -54,6 +54,13 @@ class RowCache:
             stored_values[rows, :, slots] = values.transpose(1, 2)
         return stored_keys[:, :, : window.end], stored_values[:, :, : window.end]
 
+    def stored(self, layer_idx: int, end: int) -> tuple[Tensor, Tensor] | None:
+        """Return views `(B, H, end, D)` of a layer's keys and values before slot `end`; None if it never wrote."""
+        keys, values = self._keys[layer_idx], self._values[layer_idx]
+        if keys is None or values is None:
+            return None
+        return keys[:, :, :end], values[:, :, :end]
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the slots visible to the current window, not counting its own."""
         del layer_idx

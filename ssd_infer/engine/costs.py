@@ -1,4 +1,4 @@
-"""Measured seconds of the parts a decoding round is made of, at batch 1."""
+"""Measured seconds of the parts a decoding round is made of."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WIDTHS = (1, 2, 3, 5, 9, 17)
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds at batch 1 and one context length; `layer[i]` and `step[i]` belong to `widths[i]` tokens a pass."""
+    """Seconds at one batch size and context length; `layer[i]` and `step[i]` belong to `widths[i]` tokens a pass."""
 
     widths: tuple[int, ...]
     layer: tuple[float, ...]
@@ -56,20 +56,22 @@ class Costs:
 
 
 @torch.inference_mode()
-def measure_costs(target: Target, context: int = 128, do_sample: bool = False, repeats: int = 7) -> Costs:
+def measure_costs(
+    target: Target, context: int = 128, do_sample: bool = False, repeats: int = 7, batch: int = 1
+) -> Costs:
     """Time full and one-layer passes of several widths, interleaved, and split them into layer and fixed cost.
 
     Medians over `repeats`; a shared machine drifts, so every repeat visits every width.
     """
     sampler = Sampler(SamplingParams(do_sample=do_sample), target.device, seed=0)
-    session = open_session(target, [[0] * context], 1, max(WIDTHS), sampler)
-    session.lengths = [context]
+    session = open_session(target, [[0] * context] * batch, 1, max(WIDTHS), sampler)
+    session.lengths = [context] * batch
     seconds: dict[tuple[int, int], list[float]] = {}
     depths = (1, target.num_layers)
     for repeat in range(repeats + 1):
         for width in WIDTHS:
             for depth in depths:
-                spent = _timed(partial(_one_pass, session, depth, width), target.device)
+                spent = timed(partial(_one_pass, session, depth, width), target.device)
                 if repeat:
                     seconds.setdefault((depth, width), []).append(spent)
     median = {key: float(np.median(values)) for key, values in seconds.items()}
@@ -82,7 +84,7 @@ def measure_costs(target: Target, context: int = 128, do_sample: bool = False, r
 def _one_pass(session: Session, depth: int, width: int) -> None:
     """Embed `width` tokens, run `depth` layers, and choose a token at every position."""
     target = session.target
-    ids = torch.zeros((1, width), dtype=torch.long, device=target.device)
+    ids = torch.zeros((len(session.lengths), width), dtype=torch.long, device=target.device)
     hidden = target.run(target.embed(ids), session.window(width), session.cache, 0, depth)
     logits = target.logits(hidden)
     if session.sampler.greedy:
@@ -91,7 +93,7 @@ def _one_pass(session: Session, depth: int, width: int) -> None:
         session.sampler.draw(session.sampler.probs(logits))
 
 
-def _timed(call: Callable[[], None], device: torch.device) -> float:
+def timed(call: Callable[[], None], device: torch.device) -> float:
     """Return the seconds of one call, the device's queue included."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -19,7 +19,6 @@ from ssd_infer.engine.session import Feedback, Proposal, Session, open_session
 from ssd_infer.engine.stats import Stats
 from ssd_infer.engine.stopping import StopRule
 from ssd_infer.engine.target import Target
-from ssd_infer.engine.window import Window
 
 Emit = Callable[[int, list[int]], None]
 
@@ -43,11 +42,15 @@ class Decoding:
             first = self._prefill()
             self._commit(first, None, None)
         if self.drafter is not None and self.session.rows:
-            self.drafter.begin()
+            with clock.phase("draft"):
+                self.drafter.begin()
         while self.session.rows:
             self._round(clock)
         self.stats.finish()
         self.stats.total.seconds.update(clock.seconds())
+        if self.drafter is not None:
+            self.stats.report = self.drafter.report()
+            self.stats.total.seconds.update(self.drafter.seconds())
         return [row.tokens[row.prompt_length :] for row in all_rows]
 
     def _prefill(self) -> list[list[int]]:
@@ -76,7 +79,7 @@ class Decoding:
             drafter = self.drafter
             proposal = drafter.propose(limit) if drafter is not None and limit > 0 else session.empty()
         with clock.phase("verify"):
-            logits = self._verify(proposal)
+            logits, states = self._verify(proposal)
             accepted, following = accept(
                 logits, proposal.tokens, proposal.counts, proposal.probs, session.sampler
             )
@@ -88,7 +91,7 @@ class Decoding:
         taken = [line[gamma] for line in table]
         counts = [line[gamma + 2] if proposal.counts is not None else gamma for line in table]
         if self.drafter is not None and gamma:
-            self.drafter.observe(Feedback(proposal, counts, taken, logits))
+            self.drafter.observe(Feedback(proposal, counts, taken, logits, states))
         session.lengths = [length + count + 1 for length, count in zip(session.lengths, taken, strict=True)]
         session.pending = following
         blocks = [[*line[:count], line[gamma + 1]] for line, count in zip(table, taken, strict=True)]
@@ -96,8 +99,8 @@ class Decoding:
         self.stats.total.forwards["draft"] += proposal.forwards
         self._commit(blocks, counts, taken)
 
-    def _verify(self, proposal: Proposal) -> Tensor:
-        """Return the target's logits `(B, γ+1, V)` for the pending token and every draft, in one pass."""
+    def _verify(self, proposal: Proposal) -> tuple[Tensor, dict[int, Tensor]]:
+        """Return the target's logits `(B, γ+1, V)` for the pending token and every draft, and captured states."""
         session, target = self.session, self.session.target
         width = proposal.width + 1
         window = session.window(width)
@@ -111,10 +114,11 @@ class Decoding:
             tail = session.window(1, offset=width - 1)
             last = target.run(target.embed(proposal.tokens[:, -1:]), tail, session.cache, 0, first)
             hidden = torch.cat([proposal.hidden, last], dim=1)
-        return target.logits(self._finish(hidden, window, first))
-
-    def _finish(self, hidden: Tensor, window: Window, first: int) -> Tensor:
-        return self.session.target.run(hidden, window, self.session.cache, first)
+        states: dict[int, Tensor] = {}
+        for layer in proposal.capture:
+            hidden = states[layer] = target.run(hidden, window, session.cache, first, layer)
+            first = layer
+        return target.logits(target.run(hidden, window, session.cache, first)), states
 
     def _commit(self, blocks: list[list[int]], counts: list[int] | None, taken: list[int] | None) -> None:
         """Append each row's block as far as its stop rule allows, count it, emit it, and drop ended rows."""

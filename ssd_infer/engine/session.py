@@ -40,7 +40,8 @@ class Proposal:
     `tokens` `(B, γ)`; `counts` `(B,)` when rows drafted fewer than γ (None: all γ); `probs` `(B, γ, V)` the law each
     token was drawn from (None: deterministic). A drafter that already ran the target's own first `resume_layer`
     layers on [pending, drafts…] hands over their output in `hidden` `(B, γ or γ+1, d)`; the verify pass continues from
-    there instead of running those layers again.
+    there instead of running those layers again. Layers named in `capture` (all > `resume_layer`) have the hidden states
+    after them, at every verified position, handed back in the feedback.
     """
 
     tokens: Tensor
@@ -49,6 +50,7 @@ class Proposal:
     hidden: Tensor | None = None
     resume_layer: int = 0
     forwards: int = 0
+    capture: tuple[int, ...] = ()
 
     @property
     def width(self) -> int:
@@ -58,12 +60,16 @@ class Proposal:
 
 @dataclass(slots=True)
 class Feedback:
-    """What verification said: accepted counts a row (host side), and the target's logits `(B, γ+1, V)`."""
+    """What verification said: accepted counts a row (host side), and the target's logits `(B, γ+1, V)`.
+
+    `states[l]` `(B, γ+1, d)` are the hidden states after l layers, for each l the proposal asked to capture.
+    """
 
     proposal: Proposal
     counts: list[int]
     accepted: list[int]
     logits: Tensor
+    states: dict[int, Tensor] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -75,6 +75,8 @@ class Stats:
 
     total: TotalStats
     rows: list[RowStats]
+    report: dict[str, Any] = field(default_factory=dict)
+    """What the drafter tells about itself: settings it chose, searches it ran, why it stopped drafting."""
 
     @classmethod
     def empty(cls, rows: int) -> Stats:

@@ -109,11 +109,14 @@ class Target:
         cache: RowCache,
         first: int = 0,
         last: int | None = None,
-        layers: Sequence[nn.Module] | None = None,
+        layers: Sequence[nn.Module | None] | None = None,
     ) -> Tensor:
-        """Run layers `first..last-1` on `hidden` `(B, T, d)`; `layers` replaces the layer objects (a draft view)."""
+        """Run layers `first..last-1` on `hidden` `(B, T, d)`; `layers` replaces the layer objects (a draft view).
+
+        A layer that is None is passed over.
+        """
         cache.aim(window)
-        chosen = self.layers if layers is None else layers
+        chosen: Sequence[nn.Module | None] = self.layers if layers is None else layers
         last = len(chosen) if last is None else last
         common = {
             "position_ids": window.position_ids,
@@ -122,7 +125,10 @@ class Target:
             self._cache_name: cache,
         }
         for index in range(first, last):
-            out = chosen[index](hidden, attention_mask=window.mask(self.sliding[index]), **common)
+            layer = chosen[index]
+            if layer is None:
+                continue
+            out = layer(hidden, attention_mask=window.mask(self.sliding[index]), **common)
             hidden = out[0] if isinstance(out, tuple) else out
         return hidden
 

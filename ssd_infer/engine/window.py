@@ -70,7 +70,7 @@ class Geometry:
         hidden = slots > queries
         if sliding is not None:
             hidden |= slots <= queries - sliding
-        return self._additive(hidden).unsqueeze(1)
+        return self.additive(hidden).unsqueeze(1)
 
     def _band(self, sliding: int | None) -> Tensor:
         """Return the band matrix `(1, 1, band, capacity + band)` for one sliding width, made once."""
@@ -81,10 +81,10 @@ class Geometry:
             hidden = columns > reach
             if sliding is not None:
                 hidden |= columns <= reach - sliding
-            band = self._bands[sliding] = self._additive(hidden)[None, None]
+            band = self._bands[sliding] = self.additive(hidden)[None, None]
         return band
 
-    def _additive(self, hidden: Tensor) -> Tensor:
+    def additive(self, hidden: Tensor) -> Tensor:
         """Turn a boolean map of hidden slots into an additive mask."""
         blocked = torch.finfo(self.dtype).min
         return torch.zeros(hidden.shape, dtype=self.dtype, device=self.device).masked_fill_(hidden, blocked)

@@ -1,0 +1,131 @@
+"""Draft `skip_set`: the model without some of its attention and MLP sublayers drafts, the whole model verifies.
+
+Draft & Verify (arXiv 2309.08168). The prompt is prefilled by the full model, draft keys go to slots past the committed
+length, and every verify pass runs all layers over them: draft keys never survive a round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from torch import Tensor
+
+from ssd_infer.drafts.base import Auto, DraftParams, Resolved, at_least
+from ssd_infer.drafts.stepwise import Stepwise
+from ssd_infer.drafts.threshold import AdaptiveThreshold
+from ssd_infer.engine.session import Feedback, Session
+from ssd_infer.engine.target import Target
+from ssd_infer.engine.views import SkipSet, skip_view, why_not
+from ssd_infer.errors import Problem
+
+
+@dataclass(slots=True)
+class SkipSetParams(DraftParams):
+    """Which sublayers to skip, how many tokens to draft, and the threshold that ends a draft early."""
+
+    skip_attention: list[int] | Auto = "auto"
+    skip_mlp: list[int] | Auto = "auto"
+    gamma: int | Auto = "auto"
+    confidence: float | Auto = "auto"
+    """θ: a row stops after a token whose top probability is below it; 0 turns that off."""
+    adapt: bool = True
+    """Let θ follow the acceptance rate."""
+    aim: float | Auto = "auto"
+    """A*, the acceptance that θ is steered to; auto is what calibration predicts, 0.9 without calibration."""
+    epsilon: float = 0.01
+    beta1: float = 0.5
+    beta2: float = 0.9
+
+    @property
+    def settled(self) -> bool:
+        """Tell whether no search and no calibration is needed."""
+        return "auto" not in (self.skip_attention, self.skip_mlp, self.gamma, self.confidence)
+
+    @property
+    def skips(self) -> SkipSet | None:
+        """The given skip set; None when any part of it is auto."""
+        if isinstance(self.skip_attention, str) or isinstance(self.skip_mlp, str):
+            return None
+        return SkipSet.of(self.skip_attention, self.skip_mlp)
+
+    def problems(self, target: Target) -> list[Problem]:
+        """Check layer numbers, gamma >= 1 and that shares lie in [0, 1]."""
+        found = at_least("gamma", self.gamma, 1)
+        for name in ("skip_attention", "skip_mlp"):
+            found += _bad_layers(name, getattr(self, name), target.num_layers)
+        if (self.skip_attention == "auto") != (self.skip_mlp == "auto"):
+            key = "skip_mlp" if self.skip_mlp == "auto" else "skip_attention"
+            rule = "must be given when the other list is"
+            found.append(Problem(f"draft_params.{key}", rule, "auto", "an empty list skips none"))
+        for name in ("confidence", "aim", "epsilon", "beta1", "beta2"):
+            value = getattr(self, name)
+            if not isinstance(value, str) and not 0 <= value <= 1:
+                found.append(Problem(f"draft_params.{name}", "must be in [0, 1]", value))
+        return found
+
+
+def _bad_layers(name: str, layers: list[int] | str, count: int) -> list[Problem]:
+    if isinstance(layers, str):
+        return []
+    wrong = [layer for layer in layers if not 0 <= layer < count]
+    rule = f"must hold layer numbers from 0 to {count - 1}"
+    return [Problem(f"draft_params.{name}", rule, layer) for layer in wrong[:1]]
+
+
+class SkipSetDrafter(Stepwise):
+    """Draft with a fixed subset of the target's sublayers, at most γ tokens a round."""
+
+    name = "skip_set"
+    family = "skip_layer"
+    Params = SkipSetParams
+
+    def __init__(self, session: Session, params: DraftParams) -> None:
+        """Build the view; `params` must have no `auto` left but `aim`."""
+        super().__init__(session, params)
+        settled = cast(SkipSetParams, params)
+        self.view = skip_view(session.target, settled.skips or SkipSet())
+        self.gamma = int(settled.gamma)
+        self.confidence = float(settled.confidence)
+        aim = 0.9 if isinstance(settled.aim, str) else settled.aim
+        self.threshold = AdaptiveThreshold(
+            self.confidence, aim, settled.epsilon, settled.beta1, settled.beta2
+        )
+        self._adapts = settled.adapt and self.confidence > 0
+
+    def step(self, token: Tensor, offset: int) -> Tensor:
+        """Run the kept sublayers on one `token` `(B,)` a row; return `(B, 1, d)`."""
+        session, target = self.session, self.session.target
+        window = session.window(1, offset)
+        return target.run(target.embed(token.unsqueeze(1)), window, session.cache, layers=self.view)
+
+    def observe(self, feedback: Feedback) -> None:
+        """Move the threshold."""
+        if self._adapts:
+            self.threshold.update(sum(feedback.accepted), sum(feedback.counts))
+            self.confidence = self.threshold.theta
+
+    def report(self) -> dict[str, Any]:
+        """Return where the threshold ended."""
+        return {"confidence": self.confidence}
+
+    @classmethod
+    def applicable(cls, target: Target) -> str | None:
+        """Need layers whose sublayers can be left out one by one."""
+        return why_not(target)
+
+    @classmethod
+    def search_space(cls, target: Target) -> dict[str, Sequence[Any]]:
+        """Two bits a layer, and γ from 1 to 12."""
+        layers = range(target.num_layers)
+        return {"skip_attention": layers, "skip_mlp": layers, "gamma": range(1, 13)}
+
+    @classmethod
+    def resolve(
+        cls, target: Target, params: DraftParams, prompts: list[list[int]], do_sample: bool
+    ) -> Resolved:
+        """Take the saved set or search one on `prompts`; plain decoding when no gain is predicted."""
+        from ssd_infer.search.settle import settle_skip_set
+
+        return settle_skip_set(target, cast(SkipSetParams, params), prompts, do_sample)

@@ -1,0 +1,176 @@
+"""Dynamic programming over sublayers, in the spirit of CLaSp (arXiv 2505.24196) and KnapSpec (arXiv 2602.20217).
+
+G[i][w] is the hidden state after i sublayers, among those that skipped sublayers of total weight w, that points most
+like the full model's own state there:
+
+    G[i][w] = keep: f_i(G[i-1][w])   or   skip: G[i-1][w - w_i]     whichever has the higher cosine to h_i
+
+Weights are the measured saving of an attention or an MLP as small integers. All w of a sublayer run as one batch whose
+branches see the committed past and themselves only. Each end state is then priced like any other set.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from ssd_infer.engine.scratch import ScratchCache, ScratchWindow
+from ssd_infer.engine.views import SkipSet, View, skip_view
+from ssd_infer.search.found import Found, Judge
+from ssd_infer.search.latency import SublayerCosts
+from ssd_infer.search.material import Material
+from ssd_infer.search.outlook import foresee
+
+LEAST_COSINE = 0.5
+"""Branches whose mean cosine falls below this are dropped (KnapSpec)."""
+POSITIONS, SHORT_LIST = 8, 4
+"""Positions of each row the program looks at, and end states measured on all of the material."""
+
+Keep = Callable[[int, Tensor], Tensor]
+"""(sublayer, states `(J, …, d)`) → states after running it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """One end state: which sublayers were skipped to reach it, and the state itself."""
+
+    skipped: tuple[int, ...]
+    state: Tensor
+
+
+def plan(
+    start: Tensor,
+    full: Sequence[Tensor],
+    keep: Keep,
+    weights: Sequence[int],
+    capacity: int,
+    fixed: frozenset[int] = frozenset(),
+    least_cosine: float = LEAST_COSINE,
+) -> list[Path]:
+    """Return the end state of every total skipped weight up to `capacity` that survived, lightest first.
+
+    `start` and `full[i]` `(…, d)` are the full model's states before everything and after sublayer i; `fixed`
+    sublayers are never skipped. When every branch but the full model is pruned, its path is the only one.
+    """
+    states: dict[int, Tensor] = {0: start}
+    parents: list[dict[int, tuple[int, bool]]] = []
+    for index, goal in enumerate(full):
+        order = sorted(states)
+        kept = dict(zip(order, keep(index, torch.stack([states[w] for w in order])), strict=True))
+        offers = {weight: [(kept[weight], weight, False)] for weight in order}
+        if index not in fixed:
+            for weight in order:
+                if weight + weights[index] <= capacity:
+                    offers.setdefault(weight + weights[index], []).append((states[weight], weight, True))
+        states, came = {}, {}
+        for weight, options in offers.items():
+            value, state, origin, skipped = max(
+                ((_cosine(state, goal), state, origin, skipped) for state, origin, skipped in options),
+                key=lambda option: option[0],
+            )
+            if weight == 0 or value >= least_cosine:
+                states[weight], came[weight] = state, (origin, skipped)
+        parents.append(came)
+    return [Path(_walk_back(parents, weight), states[weight]) for weight in sorted(states)]
+
+
+def _cosine(state: Tensor, goal: Tensor) -> float:
+    """Return the mean cosine of `(…, d)` states over all positions."""
+    return float(cosine_similarity(state.float(), goal.float(), dim=-1).mean())
+
+
+def _walk_back(parents: Sequence[dict[int, tuple[int, bool]]], weight: int) -> tuple[int, ...]:
+    """Follow the parent pointers from an end state; return the skipped sublayers in order."""
+    skipped = []
+    for index in range(len(parents) - 1, -1, -1):
+        weight, was_skipped = parents[index][weight]
+        if was_skipped:
+            skipped.append(index)
+    return tuple(reversed(skipped))
+
+
+@torch.inference_mode()
+def search_dp(material: Material, costs: SublayerCosts, budget: float = 0.5) -> Found:
+    """Plan on a few positions of the material, then measure the most promising end states on all of it.
+
+    `budget` is the share of the total weight that may be skipped. First and last layer are kept.
+    """
+    begin = time.perf_counter()
+    target = material.target
+    layers = target.num_layers
+    few = _thin(material)
+    weights = list(costs.weights) * layers
+    fixed = frozenset({0, 1, 2 * layers - 2, 2 * layers - 1})
+    branches = _Branches(few)
+    start, full = branches.full_states()
+    paths = plan(start, full, branches.keep, weights, int(budget * sum(weights)), fixed)
+    judge = Judge(material, costs)
+    for skips in _short_list(paths, few, costs, layers):
+        judge.outlook(skips)
+    skips, outlook = judge.best
+    seconds = time.perf_counter() - begin
+    return Found(
+        skips, outlook, "dp", seconds, len(paths), {"weights": weights[:2], "measured": len(judge.known)}
+    )
+
+
+def _short_list(paths: list[Path], few: Material, costs: SublayerCosts, layers: int) -> list[SkipSet]:
+    """Price every end state by its own logits on the few positions; return the best ones and the empty set."""
+    greedy = few.session.sampler.greedy
+    priced = []
+    for path in paths:
+        skips = SkipSet.from_bits([index in path.skipped for index in range(2 * layers)])
+        scores = few.compare(few.target.logits(path.state))
+        priced.append((foresee(scores, skips, costs, greedy, thresholds=(0.0,)).speedup, len(skips), skips))
+    best = sorted(priced, key=lambda item: (-item[0], item[1]))[:SHORT_LIST]
+    return [SkipSet(), *(skips for _, _, skips in best)]
+
+
+def _thin(material: Material) -> Material:
+    """Return the last positions of every row, enough for the program to look at."""
+    width = int(material.ids.shape[1])
+    used = min(POSITIONS, width)
+    starts = [start + width - used for start in material.starts]
+    reference = material.reference[:, width - used :]
+    return Material(material.session, starts, material.ids[:, width - used :], reference, {})
+
+
+class _Branches:
+    """Run single sublayers on many branches of the same positions at once; branch rows follow their own row."""
+
+    def __init__(self, material: Material) -> None:
+        self.material = material
+        every = range(material.target.num_layers)
+        self._attention = skip_view(material.target, SkipSet.of((), every))
+        self._mlp = skip_view(material.target, SkipSet.of(every, ()))
+        self._opened: dict[int, tuple[ScratchWindow, ScratchCache]] = {}
+
+    def full_states(self) -> tuple[Tensor, list[Tensor]]:
+        """Return the full model's states `(B, T, d)` before all sublayers and after each of them."""
+        start = self.material.target.embed(self.material.ids)
+        states, state = [], start
+        for index in range(2 * self.material.target.num_layers):
+            state = self.keep(index, state.unsqueeze(0))[0]
+            states.append(state)
+        return start, states
+
+    def keep(self, index: int, states: Tensor) -> Tensor:
+        """Run sublayer `index` on `(J, B, T, d)` states."""
+        count, batch = states.shape[:2]
+        window, cache = self._open(int(count))
+        rows = states.transpose(0, 1).reshape(batch * count, *states.shape[2:])
+        view: View = self._mlp if index % 2 else self._attention
+        out = self.material.target.run(rows, window, cache, index // 2, index // 2 + 1, view)
+        return out.view(batch, count, *states.shape[2:]).transpose(0, 1)
+
+    def _open(self, count: int) -> tuple[ScratchWindow, ScratchCache]:
+        """Return window and cache for `count` branches of every row, made once."""
+        if count not in self._opened:
+            cache = ScratchCache(self.material.session.cache, count)
+            self._opened[count] = (self.material.window(count), cache)
+        return self._opened[count]
