@@ -155,6 +155,8 @@ def test_recomputation_of_activations_draws_the_same_masks() -> None:
             enable({"use_reentrant": False})
         seen = rows_computed(model)
         recipe.step(model, {"input_ids": tokens(4)}, StepContext(3, 10, seed=7)).loss_sum.backward()
+        recipe.after_backward()
+        assert all("forward" not in layer.__dict__ for layer in model.model.layers)
         gradients.append([parameter.grad for parameter in model.parameters()])
         # A recomputed layer runs twice, on the same number of samples.
         assert all(len(set(rows)) <= 1 and len(rows) in (0, 1 + recompute) for rows in seen)
