@@ -37,3 +37,8 @@ class Deadline:
     def passed(self) -> bool:
         """Tell whether it is time to stop."""
         return self._clock() >= self._moment
+
+    @property
+    def left(self) -> float:
+        """Seconds until then; infinite without a limit, 0 once it has passed."""
+        return max(0.0, self._moment - self._clock())

@@ -13,6 +13,7 @@ from ssd_infer.evaluation.contenders import Contender, Decoded, Prompts, one_lin
 from ssd_infer.evaluation.cost_model import Counted
 
 WARM_UP_TOKENS = 12
+FEWEST_TOKENS = 16
 Key = tuple[int, int, int]
 """(repeat, unit, row)"""
 
@@ -46,6 +47,8 @@ class Measurements:
     records: dict[str, list[Record]] = field(default_factory=dict)
     rounds_done: int = 0
     rounds_planned: int = 0
+    new_tokens: int = 0
+    """Tokens decoded a prompt: what was asked for, or fewer where the time limit allows no more."""
 
     def totals(self, name: str, task: str | None = None) -> list[Totals]:
         """Return tokens and seconds of each unit summed over its repeats, in unit order."""
@@ -94,7 +97,8 @@ def measure(
     Stops after a complete round (one unit, all contenders) once `deadline` has passed, so what is there stays paired.
     """
     found = Measurements(rounds_planned=repeats * len(units))
-    _warm_up(contenders, units, max_new_tokens, device)
+    spent = _warm_up(contenders, units, max_new_tokens, device)
+    found.new_tokens = max_new_tokens = fitting_tokens(max_new_tokens, spent, deadline.left)
     for repeat in range(repeats):
         for unit in units:
             if deadline.passed and found.rounds_done >= MINIMUM_UNITS:
@@ -104,14 +108,30 @@ def measure(
     return found
 
 
+def fitting_tokens(wanted: int, warm_seconds: float, left: float) -> int:
+    """Return how many tokens a prompt may get so that the fewest rounds fit into `left` seconds.
+
+    `warm_seconds` is what one round of at most `WARM_UP_TOKENS` tokens took. Never below `FEWEST_TOKENS`.
+    """
+    per_token = warm_seconds / min(WARM_UP_TOKENS, wanted)
+    affordable = left / (MINIMUM_UNITS * per_token) if per_token > 0 else wanted
+    return wanted if affordable >= wanted else min(wanted, max(FEWEST_TOKENS, int(affordable)))
+
+
 def _warm_up(
     contenders: Sequence[Contender], units: Sequence[Unit], max_new_tokens: int, device: torch.device
-) -> None:
+) -> float:
+    """Run every contender briefly, twice; return the seconds of the second time, when nothing is lazy any more."""
+    seconds = 0.0
     for contender in contenders:
         try:
-            contender.run(units[0].prompts, min(WARM_UP_TOKENS, max_new_tokens), 0, device)
+            if contender.failure is None:
+                brief = min(WARM_UP_TOKENS, max_new_tokens)
+                contender.run(units[0].prompts, brief, 0, device)
+                seconds += contender.run(units[0].prompts, brief, 0, device).seconds
         except Exception as error:  # noqa: BLE001  any failure of a contender is a row of the report, not its end
             contender.failure = one_line(error)
+    return seconds
 
 
 def _round(

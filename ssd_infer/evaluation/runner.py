@@ -168,6 +168,7 @@ def _protocol(bench: Bench, sections: list[Section]) -> dict[str, Any]:
                     "temperature": section.sampling.temperature,
                     "done": section.found.rounds_done,
                     "planned": section.found.rounds_planned,
+                    "new_tokens": section.found.new_tokens,
                 }
                 for section in sections
             ],

@@ -61,16 +61,24 @@ def run_section(
         bench.device,
         deadline,
     )
-    if found.rounds_done < found.rounds_planned:
-        bench.notes.append(
-            f"the time limit ended the {'greedy' if sampling.greedy else 'sampling'} runs after {found.rounds_done} of "
-            f"{found.rounds_planned} prompt rounds"
-        )
+    bench.notes += _shortfalls(found, settings.max_new_tokens, how)
     section = Section(
         sampling, contenders, field_.absent, found, scoreboard(found, contenders, sampling, settings.seed)
     )
     section.more = {name: {"predicted_by_calibration": value} for name, value in field_.predicted.items()}
     return section
+
+
+def _shortfalls(found: Measurements, wanted: int, how: str) -> list[str]:
+    """Say what the time limit left out."""
+    notes = []
+    if found.new_tokens < wanted:
+        notes.append(f"the time limit allowed {found.new_tokens} of {wanted} tokens a prompt ({how})")
+    if found.rounds_done < found.rounds_planned:
+        notes.append(
+            f"the time limit ended the runs after {found.rounds_done} of {found.rounds_planned} rounds ({how})"
+        )
+    return notes
 
 
 def judge(bench: Bench, section: Section, deadline: Deadline) -> None:
@@ -143,7 +151,7 @@ def _judge_greedy(bench: Bench, section: Section) -> None:
         prompts = {
             (unit.index, row): prompt for unit in bench.units for row, prompt in enumerate(unit.prompts)
         }
-        gate = Regret(bench.model, prompts, bench.settings.max_new_tokens, frozenset(eos_ids(bench.model)))
+        gate = Regret(bench.model, prompts, found.new_tokens, frozenset(eos_ids(bench.model)))
     for item in section.contenders:
         if item.kind != "baseline" and item.failure is None:
             section.verdicts[item.name] = judge_greedy(found.outputs(item.name), references, gate)

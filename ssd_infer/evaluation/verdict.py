@@ -15,21 +15,22 @@ def verdict(strategies: list[Row], peers: list[Row], notes: list[str]) -> dict[s
     """Return the report's `verdict`; `notes` are warnings the run itself collected.
 
     Only rows that passed their losslessness test can win. Greedy rows are the headline unless they loop and sampled
-    rows exist.
+    rows exist; a row that fell back to plain decoding wins only where nothing drafts.
     """
     passed = [row for row in strategies if row["status"] == "ok" and row["lossless"]["verdict"] == "pass"]
     greedy = [row for row in passed if not is_sampled(row)]
     sampled = [row for row in passed if is_sampled(row)]
-    loops = any(_loops(row) for row in greedy)
-    pool = (sampled if loops and sampled else greedy) or passed
-    best = max(pool, key=lambda row: row["speed"]["speedup"], default=None)
+    ordered = [sampled, greedy] if any(_loops(row) for row in greedy) else [greedy, sampled]
+    drafting = [[row for row in pool if not row["extra"].get("fell_back_to_plain")] for pool in ordered]
+    pool = next((pool for pool in [*drafting, passed] if pool), [])
+    best = max(pool, key=lambda row: float(row["speed"]["speedup"]), default=None)
     warnings = [
         *_failures(strategies),
         *_loop_warnings(greedy, bool(sampled)),
         *_peer_warnings(passed, peers),
         *_misses(passed),
     ]
-    if best is not None and best["speed"]["speedup"] <= 1.0:
+    if best is not None and (best["speed"]["speedup"] <= 1.0 or best["extra"].get("fell_back_to_plain")):
         warnings.append(
             "no strategy is faster than plain decoding on this checkpoint; decode with draft=None"
         )

@@ -52,6 +52,14 @@ def params_text(params: Mapping[str, Any] | None) -> str:
     return ", ".join(f"{short.get(key, key)}={_value(value)}" for key, value in params.items())
 
 
+def row_params(row: Mapping[str, Any], most: int | None = None) -> str:
+    """Say with which parameters a strategy row was decoded, or that it chose plain decoding; at most `most` of them."""
+    if row["extra"].get("fell_back_to_plain"):
+        return "plain decoding"
+    params = [item for item in row["params"].items() if item != ("confidence", 0)]
+    return params_text(dict(params[:most])) + (", …" if most is not None and len(params) > most else "")
+
+
 def _value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"

@@ -10,7 +10,7 @@ from typing import Any
 
 from ssd_infer.report.charts import Chart, draw_charts
 from ssd_infer.report.definitions import DEFINITIONS
-from ssd_infer.report.format import bytes_text, interval, number, params_text, percent, plain, times
+from ssd_infer.report.format import bytes_text, interval, number, percent, plain, row_params, times
 from ssd_infer.report.rows import (
     STATUS_TEXT,
     Report,
@@ -131,7 +131,7 @@ def _best_tiles(row: Row) -> list[str]:
     speed, acceptance = row["speed"], row["acceptance"]
     return [
         _tile(times(speed["speedup"]), f"speedup, 95 % {interval(speed['ci95'])}"),
-        _tile(row["name"], params_text(row["params"])),
+        _tile(row["name"], row_params(row)),
         _tile(
             {"pass": "pass", "fail": "FAIL", "not_run": "not run"}[row["lossless"]["verdict"]],
             "losslessness test",
@@ -199,7 +199,7 @@ def _measured(row: Row, best: bool) -> str:
         bytes_text(row["memory"]["extra_bytes"]),
     )
     verdict = row["lossless"]["verdict"]
-    cells = f'<td class="name">{text(row["name"])}</td><td>{text(params_text(row["params"]))}</td>'
+    cells = f'<td class="name">{text(row["name"])}</td><td>{text(row_params(row))}</td>'
     cells += f"<td>{badge(verdict, verdict.replace('_', ' '))}</td>"
     cells += "".join(f'<td class="n">{text(value)}</td>' for value in numbers)
     return f"<tr{' class=best' if best else ''}>{cells}</tr>"
@@ -220,7 +220,8 @@ def _lossless(report: Report) -> str:
         claim = "lossless" if row["lossless"]["claimed"] else "lossy by design"
         rows.append(
             f'<tr><td class="name">{text(row["name"])}</td><td>{badge(verdict, verdict.replace("_", " "))}</td>'
-            f"<td>{claim}</td><td>{text(row['lossless']['detail'])}</td></tr>"
+            f'<td class="flat">{claim}</td>'
+            f"<td>{text(row['lossless']['detail'])}</td></tr>"
         )
     return html_table(("strategy", "verdict", "claims", "test in this run"), rows)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ssd_infer.report.definitions import DEFINITIONS
-from ssd_infer.report.format import bytes_text, interval, number, params_text, percent, times
+from ssd_infer.report.format import bytes_text, interval, number, params_text, percent, row_params, times
 from ssd_infer.report.format import markdown as md
 from ssd_infer.report.rows import STATUS_TEXT, Report, find_row, headline, ok_rows, other_rows
 
@@ -87,7 +87,7 @@ def _strategy_cells(row: dict[str, Any]) -> list[object]:
     speed, cost, acceptance = row["speed"], row["cost"], row["acceptance"]
     return [
         row["name"],
-        params_text(row["params"]),
+        row_params(row),
         row["lossless"]["verdict"],
         number(speed["tokens_per_second"], 1),
         times(speed["speedup"]),

@@ -56,6 +56,8 @@ def headline(report: Report) -> str:
         return "No draft strategy could be measured on this checkpoint."
     state = VERDICT_TEXT[row["lossless"]["verdict"]]
     low = (row["speed"]["ci95"] or [None])[0]
+    if row["extra"].get("fell_back_to_plain"):
+        return f"No draft pays here: every strategy decodes plainly on this checkpoint ({state})."
     if row["speed"]["speedup"] <= 1.0:
         return f"No draft pays here: the best, {row['name']}, is no faster than plain decoding ({state})."
     if low is not None and low <= 1.0:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ssd_infer.report.format import interval, number, params_text, plain, times
+from ssd_infer.report.format import interval, number, plain, row_params, times
 from ssd_infer.report.rows import STATUS_TEXT, Report, Row, broken_rows, headline, ok_rows, other_rows
 
 COLOURS = {"pass": "green", "fail": "bold red", "not_run": "yellow"}
@@ -70,7 +70,7 @@ def _strategy(row: Row) -> list[Text]:
     repetition = row["extra"].get("repetition", {})
     cells = [
         plain(row["name"]),
-        params_text(row["params"]),
+        row_params(row, 3),
         times(speed["speedup"]),
         interval(speed["ci95"]),
         times(speed["predicted_speedup"]),

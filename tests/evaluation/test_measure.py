@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
+import pytest
 import torch
 
 from ssd_infer.engine.stats import Stats
 from ssd_infer.evaluation.bench import split_units
 from ssd_infer.evaluation.budget import Budget, Deadline
 from ssd_infer.evaluation.contenders import Contender, Prompts, Sampling, one_line
-from ssd_infer.evaluation.measure import MINIMUM_UNITS, Unit, measure
+from ssd_infer.evaluation.measure import MINIMUM_UNITS, Unit, fitting_tokens, measure
 from ssd_infer.evaluation.summary import scoreboard
 from ssd_infer.evaluation.tasks import Task
 
@@ -45,7 +47,7 @@ def forever() -> Deadline:
 def test_each_round_visits_all_contenders_and_rotates_the_order() -> None:
     log: Log = []
     found = measure([contender(name, log) for name in "xyz"], UNITS, 2, 4, 0, CPU, forever())
-    rounds = [log[start : start + 3] for start in range(3, len(log), 3)]
+    rounds = [log[start : start + 3] for start in range(6, len(log), 3)]
     assert [[name for name, _ in turn] for turn in rounds[:4]] == [
         list("xyz"),
         list("yzx"),
@@ -68,7 +70,7 @@ def test_contenders_share_the_seed_of_a_round_and_repeats_differ() -> None:
         [contender("x", [], seeds=seeds), contender("y", [], seeds=other)], UNITS, 2, 4, 7, CPU, forever()
     )
     assert seeds == other
-    assert len(set(seeds[1:])) == 6
+    assert len(set(seeds[2:])) == 6
 
 
 def test_one_failure_drops_one_contender_only() -> None:
@@ -85,6 +87,22 @@ def test_time_limit_ends_on_a_complete_round() -> None:
     found = measure([contender("x", log), contender("y", log)], UNITS, 5, 4, 0, CPU, passed())
     assert found.rounds_done == MINIMUM_UNITS < found.rounds_planned
     assert len(found.records["x"]) == len(found.records["y"]) == MINIMUM_UNITS
+
+
+@pytest.mark.parametrize(
+    ("wanted", "warm", "left", "tokens"),
+    [
+        (128, 1.2, math.inf, 128),
+        (128, 1.2, 60.0, 128),
+        (128, 1.2, 12.0, 60),
+        (128, 1.2, 0.0, 16),
+        (8, 1.0, 0.0, 8),
+    ],
+)
+def test_tokens_are_cut_to_what_the_time_limit_affords(
+    wanted: int, warm: float, left: float, tokens: int
+) -> None:
+    assert fitting_tokens(wanted, warm, left) == tokens
 
 
 def test_fastest_baseline_is_the_denominator() -> None:

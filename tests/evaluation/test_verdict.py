@@ -49,6 +49,15 @@ def test_looping_outputs_make_sampling_the_headline() -> None:
     assert any("measure at temperature 1 too" in line for line in alone["warnings"])
 
 
+def test_plain_fallback_wins_only_where_nothing_drafts() -> None:
+    plain, sampled = row("skip_set", 1.07), row("early_exit:t1", 1.05)
+    plain["extra"]["fell_back_to_plain"] = True
+    assert verdict([plain, sampled], [], [])["best_strategy"] == "early_exit:t1"
+    alone = verdict([plain], [], [])
+    assert alone["best_strategy"] == "skip_set"
+    assert any("decode with draft=None" in line for line in alone["warnings"])
+
+
 def test_losing_to_prompt_lookup_is_said_overall_and_by_task() -> None:
     found = verdict([row("early_exit", 1.5)], [peer(1.7, {"stdlib_code": 2.0, "stdlib_prose": 1.2})], [])
     text = "\n".join(found["warnings"])

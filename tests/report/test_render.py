@@ -12,7 +12,16 @@ from rich.console import Console
 
 from ssd_infer.report.charts import draw_charts
 from ssd_infer.report.definitions import DEFINITIONS
-from ssd_infer.report.format import bytes_text, interval, markdown, number, params_text, percent, times
+from ssd_infer.report.format import (
+    bytes_text,
+    interval,
+    markdown,
+    number,
+    params_text,
+    percent,
+    row_params,
+    times,
+)
 from ssd_infer.report.html import render_html
 from ssd_infer.report.markdown import render_markdown
 from ssd_infer.report.terminal import print_report
@@ -147,6 +156,14 @@ def test_terminal_shows_rows_peers_reasons_and_the_page(tmp_path: object) -> Non
         "report.html",
     ):
         assert word in text
+
+
+def test_row_parameters_are_shortened_and_a_fallback_is_named() -> None:
+    row = {"params": {"exit_layer": 2, "gamma": 3, "confidence": 0.0, "copy": 4}, "extra": {}}
+    assert row_params(row) == "E=2, γ=3, copy=4"
+    assert row_params(row, 2) == "E=2, γ=3, …"
+    assert row_params(row, 3) == "E=2, γ=3, copy=4"
+    assert row_params(row | {"extra": {"fell_back_to_plain": True}}) == "plain decoding"
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,13 @@ def test_headline_promises_no_more_than_the_interval(speedup: float, ci95: list[
     assert said in headline(report)
 
 
+def test_headline_of_a_fallback_claims_no_speed() -> None:
+    report = sample_report()
+    report["strategies"] = [measured_row("early_exit", 1.1, 0.6, extra={"fell_back_to_plain": True})]
+    report["verdict"]["best_strategy"] = "early_exit"
+    assert "every strategy decodes plainly" in headline(report)
+
+
 def test_headline_without_any_measurement() -> None:
     report = sample_report()
     report["verdict"]["best_strategy"] = None

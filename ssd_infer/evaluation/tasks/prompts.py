@@ -99,7 +99,7 @@ def _windows(kind: str, split: Split, tokenizer: Any, count: int, width: int, se
     """Cut `count` windows, each starting at a line of a document; documents are visited in a seeded order."""
     if tokenizer is None:
         raise DataError(
-            'tasks: the checkpoint has no tokenizer, so no text can be read; use tasks=[file:PATH] of {"ids": […]} lines'
+            'tasks: the checkpoint has no tokenizer, so text needs tasks=[file:PATH] of {"ids": […]} lines'
         )
     pool = documents(split, "code" if kind == "code" else "prose")
     if not pool:
