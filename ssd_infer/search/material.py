@@ -100,10 +100,14 @@ def gather(
 
 
 def write_material(
-    target: Target, prompts: list[list[int]], sampling: SamplingParams, new_tokens: int = NEW_TOKENS
+    target: Target,
+    prompts: list[list[int]],
+    sampling: SamplingParams,
+    new_tokens: int = NEW_TOKENS,
+    count: int = PROMPTS,
 ) -> Material:
-    """Let the target continue `prompts` plainly; the positions of its own text after the first are the material."""
-    shown = [row[-PROMPT_TOKENS:] for row in prompts[:PROMPTS]]
+    """Let the target continue `count` of the `prompts` plainly; its own text after the first token is the material."""
+    shown = [row[-PROMPT_TOKENS:] for row in prompts[:count]]
     session = open_session(target, shown, new_tokens, 0, Sampler(sampling, target.device, seed=0))
     rows = list(session.rows)
     Decoding(session, None, StopRule(), Stats.empty(len(rows))).run()

@@ -1,0 +1,195 @@
+"""Bayesian search, saved results, and how `auto` uses them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ssd_infer
+from ssd_infer.engine.sampling import SamplingParams
+from ssd_infer.engine.target import Target
+from ssd_infer.engine.views import SkipSet
+from ssd_infer.errors import ConfigError
+from ssd_infer.search import bayes, settle, store
+from ssd_infer.search.bayes import Progress, probes, search_bayes
+from ssd_infer.search.found import Found
+from ssd_infer.search.latency import remember_costs
+from ssd_infer.search.material import Material, write_material
+from ssd_infer.search.outlook import Outlook
+from ssd_infer.search.run import search, tokens_per_second
+from tests.conftest import ModelFactory, build_model
+from tests.infer.test_exactness import prompts, reference
+from tests.search.test_dp import flat_costs
+
+
+def outlook(speedup: float) -> Outlook:
+    return Outlook(3, 0.0, 0.8, 3.4, 3.0, 0.4, 1.1, speedup)
+
+
+def dead_middle(model: Any) -> Any:
+    """Silence the MLPs of layers 1 and 2, so that skipping them costs no acceptance."""
+    with torch.no_grad():
+        for index in (1, 2):
+            model.model.layers[index].mlp.down_proj.weight.zero_()
+    return model
+
+
+def material_of(model: Any) -> Material:
+    rows = [row.tolist() for row in prompts(3, 97)]
+    return write_material(Target.of(model), rows, SamplingParams(), 17)
+
+
+def test_bayes_finds_dead_sublayers_and_reports_progress(tiny_model: ModelFactory) -> None:
+    material = material_of(dead_middle(tiny_model()))
+    seen: list[Progress] = []
+    found = search_bayes(material, flat_costs(4), seconds=1e9, trials=24, seed=1, watch=seen.append)
+    assert (found.method, found.trials, len(seen)) == ("bayes", 24, 24)
+    assert {1, 2} & found.skips.mlp
+    assert [step.best.speedup for step in seen] == sorted(step.best.speedup for step in seen)
+    assert found.outlook == seen[-1].best
+
+
+def test_bayes_starts_from_its_probes_and_obeys_its_time(tiny_model: ModelFactory) -> None:
+    asked: list[SkipSet] = []
+
+    def objective(skips: SkipSet, _outlook: Outlook) -> float:
+        asked.append(skips)
+        return float(len(skips))
+
+    found = search_bayes(material_of(tiny_model()), flat_costs(4), 1e9, 4, objective)
+    assert asked[:2] == probes(4)
+    assert found.skips == max(asked, key=len)
+    assert search_bayes(material_of(tiny_model()), flat_costs(4), 0.0, 100).trials == 1
+
+
+def test_without_optuna_the_remedy_is_named(
+    tiny_model: ModelFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(ConfigError, match=r"ssd-toolkit\[search\]"), bayes._study(0, True):
+        pass
+
+
+def test_measured_objective_decodes(tiny_model: ModelFactory) -> None:
+    model = tiny_model()
+    target = Target.of(model)
+    rate = tokens_per_second(target, [[2, 3, 4]], do_sample=False)
+    assert rate(SkipSet.of([1], [1]), outlook(1.2)) > 0
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A saved model whose middle MLPs do nothing."""
+    dead_middle(build_model()).save_pretrained(tmp_path / "ckpt")
+    return tmp_path / "ckpt"
+
+
+def test_a_result_is_saved_beside_the_checkpoint_and_used_by_auto(checkpoint: Path) -> None:
+    loaded = ssd_infer.load(checkpoint, device="cpu")
+    target = Target.of(loaded.model)
+    found = Found(SkipSet.of([], [1, 2]), outlook(1.5), "dp", 2.0, 9)
+    store.save(checkpoint, target, False, found)
+    again = ssd_infer.load(checkpoint, device="cpu")
+    rows = prompts(2, 97)
+    out = ssd_infer.generate(again, rows, draft="skip_set", max_new_tokens=12)
+    assert out.sequences == reference(again.model, rows, 12)
+    assert (out.draft_params["skip_attention"], out.draft_params["skip_mlp"]) == ([], [1, 2])
+    assert (out.draft_params["gamma"], out.draft_params["aim"]) == (3, 0.8)
+    assert out.stats.total.alpha == 1.0
+    assert "by dp in 2.0 s" in out.note
+
+
+def test_other_circumstances_are_named_and_measured_again(checkpoint: Path) -> None:
+    loaded = ssd_infer.load(checkpoint, device="cpu")
+    target = Target.of(loaded.model)
+    path = store.save(checkpoint, target, False, Found(SkipSet.of([1], []), outlook(9.9), "dp", 2.0, 9))
+    found, note = store.load(checkpoint, target, False)
+    assert found is not None
+    assert (found.skips, note) == (SkipSet.of([1], []), "")
+    assert store.load(checkpoint, target, True)[0] is None
+    text = json.loads(path.read_text())
+    text["results"][0]["where"]["attention"] = "flash_attention_2"
+    path.write_text(json.dumps(text))
+    found, note = store.load(checkpoint, target, False)
+    assert found is None
+    assert "attention was flash_attention_2, is sdpa" in note
+    remember_costs(target, flat_costs(4))
+    _, note = settle.recall(target, [[2, 3, 4, 5]], do_sample=False)
+    assert "measured again" in note
+
+
+def test_changed_weights_void_a_result(checkpoint: Path) -> None:
+    loaded = ssd_infer.load(checkpoint, device="cpu")
+    target = Target.of(loaded.model)
+    store.save(checkpoint, target, False, Found(SkipSet.of([1], []), outlook(9.9), "dp", 2.0, 9))
+    changed = ssd_infer.load(checkpoint, device="cpu")
+    other = Target.of(changed.model)
+    with torch.no_grad():
+        other.model.get_parameter("model.layers.2.mlp.up_proj.weight").mul_(1.5)
+    found, note = store.load(checkpoint, other, False)
+    assert found is None
+    assert "other weights" in note
+
+
+def test_results_for_several_circumstances_live_together(checkpoint: Path) -> None:
+    loaded = ssd_infer.load(checkpoint, device="cpu")
+    target = Target.of(loaded.model)
+    for sampled, layer in ((False, 1), (True, 2), (False, 3)):
+        store.save(checkpoint, target, sampled, Found(SkipSet.of([layer], []), outlook(1.1), "dp", 1.0, 1))
+    greedy, _ = store.load(checkpoint, target, False)
+    sampling, _ = store.load(checkpoint, target, True)
+    assert greedy is not None
+    assert sampling is not None
+    assert (greedy.skips.attention, sampling.skips.attention) == ({3}, {2})
+
+
+def test_a_damaged_file_counts_as_none(checkpoint: Path) -> None:
+    loaded = ssd_infer.load(checkpoint, device="cpu")
+    target = Target.of(loaded.model)
+    (checkpoint / store.FILE).write_text("{ not json")
+    assert store.load(checkpoint, target, False) == (None, "")
+
+
+def test_auto_searches_by_itself_and_falls_back_to_plain(tiny_model: ModelFactory) -> None:
+    model, rows = tiny_model(), prompts(2, 97)
+    target = Target.of(model)
+    remember_costs(target, flat_costs(4, attention=1e-9, mlp=1e-9, step=1.0))  # skipping saves nothing
+    out = ssd_infer.generate(model, rows, draft="skip_set", max_new_tokens=8)
+    assert out.draft is None
+    assert "plain decoding: no skip set is expected to gain" in out.note
+    assert out.sequences == reference(model, rows, 8)
+
+
+def test_auto_takes_what_is_free(tiny_model: ModelFactory) -> None:
+    model, rows = dead_middle(tiny_model()), prompts(2, 97)
+    remember_costs(Target.of(model), flat_costs(4, step=0.0))
+    out = ssd_infer.generate(model, rows, draft="skip_set", max_new_tokens=24)
+    assert out.draft == "skip_set"
+    assert {1, 2} <= set(out.draft_params["skip_mlp"])
+    assert out.sequences == reference(model, rows, 24)
+
+
+def test_a_given_set_gets_its_gamma(tiny_model: ModelFactory) -> None:
+    model = dead_middle(tiny_model())
+    remember_costs(Target.of(model), flat_costs(4, step=0.0))
+    params = {"skip_attention": [], "skip_mlp": [1, 2], "confidence": 0.0}
+    out = ssd_infer.generate(model, prompts(2, 97), draft="skip_set", draft_params=params, max_new_tokens=8)
+    assert out.draft_params["gamma"] == 12  # everything is accepted and verifying is flat, so long drafts win
+
+
+@pytest.mark.parametrize("method", ["dp", "bayes"])
+def test_one_search_from_prompts_to_file(checkpoint: Path, method: str) -> None:
+    loaded = ssd_infer.load(checkpoint, device="cpu")
+    target = Target.of(loaded.model)
+    rows = [row.tolist() for row in prompts(3, 97)]
+    said: list[str] = []
+    found = search(target, rows, method, seconds=1e9, trials=3, folder=checkpoint, say=said.append)
+    assert store.load(checkpoint, target, False)[0] is not None
+    assert settle.recall(target, rows, False)[0] is found
+    assert len(said) == 3
