@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from ssd_infer.errors import CheckpointError, ConfigError, SSDError
 from ssd_train import checkpoints, run
-from ssd_train.config.schema import LayerSkipConfig, Root
+from ssd_train.config.schema import LayerSkipConfig, OptimConfig, Root
 from tests.train.support import in_processes, tiny_root, train_until_killed, with_train
 
 CLOCK = "seconds_per_step"
@@ -70,6 +70,20 @@ def test_stopping_and_repeating_the_command_changes_nothing(
     monkeypatch.undo()
     torch.manual_seed(12345)
     assert_same_run(whole, run.train(cfg))
+
+
+def test_muon_is_restored_with_both_its_parts(tmp_path: Path) -> None:
+    finals = []
+    for name, stops in (("whole", [6]), ("parts", [2, 4, 6])):
+        for stop in stops:
+            cfg = tiny_root(tmp_path, max_steps=stop, save_steps=2, lr_scheduler="constant", warmup_steps=0)
+            cfg = replace(cfg, run_name=name, optim=OptimConfig(name="muon"))
+            assert isinstance(cfg.recipe, LayerSkipConfig)
+            cfg.recipe.layer_dropout.time_scale = "const"
+            run.train(cfg)
+        finals.append(cfg.run_dir)
+    for name, value in weights(finals[0], 6).items():
+        assert torch.equal(value, weights(finals[1], 6)[name]), name
 
 
 @pytest.mark.integration
