@@ -44,10 +44,17 @@ def identity(checkpoint: str) -> dict[str, Any]:
         "recipe": None if recipe is None else str(recipe),
         "step": step if isinstance(step, int) else None,
         "config": _config(Path(checkpoint), record),
-        "command": shlex.join(sys.argv),
+        "command": command_line(sys.argv),
         "git": git_state(Path(ssd_infer.__file__).resolve().parent),
         "extra": {"trained_by": provenance} if provenance else {},
     }
+
+
+def command_line(arguments: list[str]) -> str:
+    """Return a command a shell takes again; a package's `__main__.py` is named as `python -m package`."""
+    program = Path(arguments[0])
+    start = ["python", "-m", program.parent.name] if program.name == "__main__.py" else [arguments[0]]
+    return shlex.join([*start, *arguments[1:]])
 
 
 def read_record(checkpoint: str | Path) -> dict[str, Any]:

@@ -40,6 +40,8 @@ class Regret:
 
     def accepts(self, key: Key, output: list[int]) -> tuple[bool, float]:
         """Return whether `output` is greedy up to rounding and complete, and its largest regret in logits."""
+        if not output:
+            return False, 0.0
         complete = len(output) == self.max_new_tokens or (bool(output) and output[-1] in self.eos)
         worst, tolerance = regret(self.model, self.prompts[key[1:]], output)
         return complete and worst <= tolerance, worst
@@ -68,29 +70,75 @@ def first_divergence(ours: list[int], theirs: list[int]) -> int | None:
 
 
 def judge_greedy(
-    outputs: Outputs, references: Mapping[str, Outputs], gate: Regret | None = None
+    outputs: Outputs, references: Mapping[str, Outputs], gate: Regret | None = None, strict: bool = True
 ) -> LosslessResult:
     """Compare `outputs` with every reference decoding (by name); any difference fails, a strict prefix too.
 
-    `gate` (lower precision only) may excuse a difference. Not run when there is nothing to compare.
+    `gate` excuses differences that are rounding unless `strict` (float32 and wider), where it only says how large
+    they are. Not run when there is nothing to compare.
     """
     references = {name: reference for name, reference in references.items() if reference}
     if not outputs or not references:
-        return LosslessResult(
-            "not_run", "no reference decoding to compare with" if outputs else "nothing was decoded"
-        )
-    equal, excused, broken, first = 0, 0, [], None
+        reason = "no reference decoding to compare with" if outputs else "nothing was decoded"
+        return LosslessResult("not_run", reason)
+    tally = Tally(total=len(outputs))
     for key in sorted(outputs):
-        found = _worst(outputs[key], key, references)
-        if found is None:
-            equal += 1
-        elif gate is not None and gate.accepts(key, outputs[key])[0]:
-            excused += 1
-        else:
-            broken.append(key)
-            first = found if first is None else min(first, found)
-    missing = sorted({key for reference in references.values() for key in reference} - set(outputs))
-    return _result(len(outputs), equal, excused, broken, missing, first, sorted(references))
+        tally.add(_worst(outputs[key], key, references), gate, key, outputs[key], strict)
+    tally.missing = len({key for reference in references.values() for key in reference} - set(outputs))
+    return tally.result(sorted(references))
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of one greedy comparison."""
+
+    total: int
+    equal: int = 0
+    excused: int = 0
+    broken: int = 0
+    missing: int = 0
+    first: int | None = None
+    """Earliest divergence of a broken output."""
+    worst: float | None = None
+    """Largest logit regret of a broken output."""
+
+    def add(
+        self, divergence: int | None, gate: Regret | None, key: Key, output: list[int], strict: bool
+    ) -> None:
+        """Count one output that first diverges at `divergence` (None: nowhere)."""
+        if divergence is None:
+            self.equal += 1
+            return
+        fine, size = gate.accepts(key, output) if gate is not None else (False, None)
+        if fine and not strict:
+            self.excused += 1
+            return
+        self.broken += 1
+        self.first = divergence if self.first is None else min(self.first, divergence)
+        if size is not None:
+            self.worst = size if self.worst is None else max(self.worst, size)
+
+    def result(self, names: list[str]) -> LosslessResult:
+        """Return the verdict against the references called `names`."""
+        detail = f"greedy: {self.equal} of {self.total} outputs equal {' and '.join(names)}, length included"
+        if self.excused:
+            detail += f"; {self.excused} differ only where the target's logits tie within rounding"
+        if self.broken:
+            detail += f"; {self.broken} differ, first at token {self.first}"
+        if self.worst is not None:
+            detail += f", by at most {self.worst:.2g} in the target's own logits"
+        if self.missing:
+            detail += f"; {self.missing} prompts have no output"
+        extra = {
+            "outputs": self.total,
+            "equal": self.equal,
+            "excused": self.excused,
+            "exact_match": self.equal / self.total,
+            "first_divergence": self.first,
+            "worst_regret": self.worst,
+            "against": names,
+        }
+        return LosslessResult("fail" if self.broken or self.missing else "pass", detail, extra)
 
 
 def _worst(output: list[int], key: Key, references: Mapping[str, Outputs]) -> int | None:
@@ -100,31 +148,3 @@ def _worst(output: list[int], key: Key, references: Mapping[str, Outputs]) -> in
         for reference in references.values()
     ]
     return min((index for index in found if index is not None), default=None)
-
-
-def _result(
-    total: int,
-    equal: int,
-    excused: int,
-    broken: list[Key],
-    missing: list[Key],
-    first: int | None,
-    names: list[str],
-) -> LosslessResult:
-    against = " and ".join(names)
-    detail = f"greedy: {equal} of {total} outputs equal {against}, length included"
-    if excused:
-        detail += f"; {excused} differ only where the target's logits tie within rounding"
-    if broken:
-        detail += f"; {len(broken)} differ, first at token {first}"
-    if missing:
-        detail += f"; {len(missing)} prompts have no output"
-    extra = {
-        "outputs": total,
-        "equal": equal,
-        "excused": excused,
-        "exact_match": equal / total,
-        "first_divergence": first,
-        "against": names,
-    }
-    return LosslessResult("fail" if broken or missing else "pass", detail, extra)

@@ -45,6 +45,8 @@ def exit_quality(target: Target, windows: list[list[int]], source: str, deadline
 
 
 def _exit(layer: int, loss: float, agreement: float) -> dict[str, float | int | None]:
+    if not math.isfinite(loss):
+        return {"layer": layer, "loss": None, "perplexity": None, "agreement": agreement}
     return {
         "layer": layer,
         "loss": loss,

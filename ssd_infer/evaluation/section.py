@@ -146,23 +146,21 @@ def _judge_greedy(bench: Bench, section: Section) -> None:
     found = section.found
     names = [item.name for item in section.contenders if item.kind == "baseline" and item.failure is None]
     references = {name: found.outputs(name) for name in names}
-    gate = None
-    if torch.finfo(bench.dtype).bits < 32:
-        prompts = {
-            (unit.index, row): prompt for unit in bench.units for row, prompt in enumerate(unit.prompts)
-        }
-        gate = Regret(bench.model, prompts, found.new_tokens, frozenset(eos_ids(bench.model)))
+    prompts = {(unit.index, row): prompt for unit in bench.units for row, prompt in enumerate(unit.prompts)}
+    gate = Regret(bench.model, prompts, found.new_tokens, frozenset(eos_ids(bench.model)))
+    strict = torch.finfo(bench.dtype).bits >= 32
     for item in section.contenders:
         if item.kind != "baseline" and item.failure is None:
-            section.verdicts[item.name] = judge_greedy(found.outputs(item.name), references, gate)
+            section.verdicts[item.name] = judge_greedy(found.outputs(item.name), references, gate, strict)
 
 
 def _judge_sampling(bench: Bench, section: Section, deadline: Deadline) -> None:
+    judged = [item for item in section.contenders if item.kind == "strategy" and item.failure is None]
+    if not judged:
+        return
     bench.say("testing the sampled distributions")
     context = pick_context(bench.model, [prompt for unit in bench.units for prompt in unit.prompts])
-    for item in section.contenders:
-        if item.kind != "strategy" or item.failure is not None:
-            continue
+    for item in judged:
         draft = None if item.plain else item.draft
         decodes = [
             (sampling, ours(bench.model, draft, item.params, sampling, eos=-1)) for sampling in SETTINGS

@@ -82,10 +82,16 @@ def test_regret_gate_excuses_ties_only(tiny_model: ModelFactory) -> None:
     assert not gate.accepts((0, 0, 0), wrong)[0]
     assert not gate.accepts((0, 0, 0), right[:4])[0], "shorter than the limit without an end mark"
     assert regret(model, CONTEXT, wrong)[0] > regret(model, CONTEXT, wrong)[1]
-    found = judge_greedy({(0, 0, 0): right}, {"plain": {(0, 0, 0): wrong}}, gate)
+    found = judge_greedy({(0, 0, 0): right}, {"plain": {(0, 0, 0): wrong}}, gate, strict=False)
     assert found.verdict == "pass"
     assert "tie within rounding" in found.detail
-    assert judge_greedy({(0, 0, 0): wrong}, {"plain": {(0, 0, 0): right}}, gate).verdict == "fail"
+    assert (
+        judge_greedy({(0, 0, 0): wrong}, {"plain": {(0, 0, 0): right}}, gate, strict=False).verdict == "fail"
+    )
+    strict = judge_greedy({(0, 0, 0): right}, {"plain": {(0, 0, 0): wrong}}, gate)
+    assert strict.verdict == "fail"
+    assert "in the target's own logits" in strict.detail
+    assert judge_greedy({(0, 0, 0): []}, {"plain": {(0, 0, 0): right}}, gate, strict=False).verdict == "fail"
 
 
 def test_allowed_keeps_top_k_then_top_p() -> None:

@@ -15,12 +15,23 @@ from ssd_infer.drafts.base import Resolved
 from ssd_infer.drafts.early_exit import EarlyExit, EarlyExitParams
 from ssd_infer.errors import ConfigError, DataError
 from ssd_infer.evaluation import evaluate
-from ssd_infer.evaluation.identity import weights_sha256
+from ssd_infer.evaluation.identity import command_line, weights_sha256
 from ssd_infer.evaluation.series import evaluate_run, find_checkpoints
 from ssd_infer.report import exit_code, read_report, validate
 from ssd_infer.report.schema import FAMILIES
 from ssd_infer.settings import EvalSettings
 from tests.conftest import build_model
+
+BUILT = ("early_exit", "early_exit+ngram", "ngram")
+"""Strategies that take part here; what others do is tested with them, and each would be timed again in every test."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_strategies() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        known = {name: drafts.registry()[name] for name in BUILT}
+        patch.setattr(drafts, "registry", lambda: known)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +44,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def settings(checkpoint: Path, **changes: Any) -> EvalSettings:
+def settings(folder: Path, **changes: Any) -> EvalSettings:
     base = {
-        "checkpoint": str(checkpoint),
-        "tasks": [f"file:{checkpoint}/prompts.jsonl"],
+        "checkpoint": str(folder),
+        "tasks": [f"file:{folder}/prompts.jsonl"],
         "samples": 3,
         "repeats": 1,
         "max_new_tokens": 10,
@@ -98,7 +109,7 @@ def test_both_temperatures_have_rows_baselines_and_verdicts(full: dict[str, Any]
 
 def test_absent_strategies_say_why(full: dict[str, Any]) -> None:
     found = rows(full)
-    for name in ("fewer_steps", "ctc_draft", "reduced_experts"):
+    for name in ("fewer_steps", "ctc_draft", "reduced_experts", "swift"):
         assert found[name]["status"] == "not_applicable"
         assert found[name]["reason"]
         assert found[name]["lossless"]["verdict"] == "not_run"
@@ -318,3 +329,25 @@ def test_series_skips_what_is_reported_and_compares(
     assert "early_exit" in comparison["series"]["speedup"]
     assert (run / "reports" / "comparison.md").read_text().startswith("# Comparison")
     assert (run / "reports" / "comparison.html").exists()
+
+
+def test_a_model_gone_to_nan_is_reported_not_crashed_on(checkpoint: Path, tmp_path: Path) -> None:
+    model = build_model(layers=3, eos_token_id=2)
+    model.model.norm.weight.data.fill_(float("nan"))
+    model.save_pretrained(tmp_path / "m")
+    wanted = settings(checkpoint, checkpoint=str(tmp_path / "m"), out=str(tmp_path / "r"), samples=2)
+    report = evaluate(wanted)
+    assert report["quality"]["loss"] is None
+    assert rows(report)["early_exit:t1"]["status"] == "failed"
+    assert exit_code(report) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        (["/x/ssd_infer/__main__.py", "checkpoint=a b"], "python -m ssd_infer 'checkpoint=a b'"),
+        (["ssd-eval", "checkpoint=a"], "ssd-eval checkpoint=a"),
+    ],
+)
+def test_command_can_be_repeated(arguments: list[str], command: str) -> None:
+    assert command_line(arguments) == command
