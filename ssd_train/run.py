@@ -23,8 +23,8 @@ from ssd_train.arguments import training_arguments
 from ssd_train.checkpoints import CheckpointStore, read_record
 from ssd_train.config.schema import Root
 from ssd_train.identity import check_same_run, check_same_world, identity
-from ssd_train.optimizers import custom_optimizer
 from ssd_train.metrics import MetricsFile, replace_text
+from ssd_train.optimizers import custom_optimizer
 from ssd_train.progress import ProgressCallback
 from ssd_train.reports import Reporter
 from ssd_train.trainer import CheckpointExtras, SSDTrainer

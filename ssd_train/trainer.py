@@ -248,6 +248,16 @@ class SSDTrainer(Trainer):
         """Estimate the size of a checkpoint: weights, and two moments in the precision of the weights."""
         return 3 * sum(p.numel() * p.element_size() for p in self.model.parameters())
 
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Pass on the base's warnings, but not about a tied head, which is saved once as the embedding."""
+        missing = [name for name in load_result.missing_keys if name not in self._tied_names()]
+        if missing or load_result.unexpected_keys:
+            super()._issue_warnings_after_load(load_result)
+
+    def _tied_names(self) -> set[str]:
+        kept = dict(self.model.named_parameters())
+        return {name for name, _ in self.model.named_parameters(remove_duplicate=False) if name not in kept}
+
     def restore(self, checkpoint: Path) -> None:
         """Restore what the base class does not: sums of an unfinished log line, and a validation that was cut off."""
         file = checkpoint / f"{self.args.process_index}-{_SUMS}"

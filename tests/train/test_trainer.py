@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from transformers import Trainer
 
 from ssd_infer.errors import SSDError
 from ssd_train.arguments import training_arguments
@@ -168,3 +170,16 @@ def test_one_object_a_step_with_every_term(tmp_path: Path) -> None:
     assert {"exit_2_loss", "exit_2_forward", "exit_3_loss"} <= set(lines[0])
     assert "eval_loss" not in lines[0]
     assert {"eval_loss", "eval_tau_sim"} <= set(lines[1])
+
+
+def test_a_tied_head_is_not_reported_missing_and_anything_else_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, reported = trainer_for(tmp_path, ragged(4)), []
+    monkeypatch.setattr(Trainer, "_issue_warnings_after_load", lambda _self, result: reported.append(result))
+    tied = SimpleNamespace(missing_keys=["lm_head.weight"], unexpected_keys=[])
+    trainer._issue_warnings_after_load(tied)
+    assert reported == []
+    lost = SimpleNamespace(missing_keys=["lm_head.weight", "model.norm.weight"], unexpected_keys=[])
+    trainer._issue_warnings_after_load(lost)
+    assert reported == [lost]
