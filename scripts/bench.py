@@ -147,7 +147,7 @@ def bench_train(arguments: argparse.Namespace) -> None:
     model = AutoModelForCausalLM.from_config(models.model_config(cfg.model)).train()
     ids = torch.randint(3, cfg.data.tokenizer_vocab, (cfg.train.batch_size, cfg.data.block_size))
 
-    def step(name: str, recipe: Any) -> Call:
+    def step(recipe: Any) -> Call:
         counter = iter(range(10**9))
 
         def call() -> None:
@@ -162,7 +162,7 @@ def bench_train(arguments: argparse.Namespace) -> None:
     for name, variant in variants.items():
         recipe = recipes.build(variant.recipe)
         recipe.prepare(model)
-        calls[name] = step(name, recipe)
+        calls[name] = step(recipe)
     seconds = interleaved(calls, arguments.repeats)
     show(
         f"forward and backward of {ids.numel()} tokens, {torch.get_num_threads()} threads",
@@ -173,7 +173,7 @@ def bench_train(arguments: argparse.Namespace) -> None:
     )
 
 
-def bench_loss(arguments: argparse.Namespace) -> None:
+def bench_loss(_arguments: argparse.Namespace) -> None:
     """Compare peak memory of the chunked loss with materialising all logits, for 1, 4 and 16 exits."""
     from ssd_train.losses.chunked import ExitTerm, chunked_exit_loss
 

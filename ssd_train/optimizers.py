@@ -30,7 +30,7 @@ class MuonAdamW(torch.optim.Optimizer):
         self._rejoin()
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step of both; a closure is evaluated once, before either moves a weight."""
         loss = None if closure is None else torch.enable_grad()(closure)()
         for part in self.parts:
@@ -109,7 +109,8 @@ def _split(model: nn.Module) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     }
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None  # type: ignore[operator]
     outside |= set() if head is None else {id(p) for p in head.parameters()}
-    trained = [p for p in model.parameters() if p.requires_grad]
+    trained: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
     hidden = [p for p in trained if p.dim() == 2 and id(p) not in outside]
-    tables = [p for p in trained if p.dim() != 1 and not (p.dim() == 2 and id(p) not in outside)]
+    inside = {id(p) for p in hidden}
+    tables = [p for p in trained if p.dim() != 1 and id(p) not in inside]
     return hidden, tables, [p for p in trained if p.dim() == 1]
