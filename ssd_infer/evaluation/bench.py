@@ -12,6 +12,7 @@ from torch import nn
 
 import ssd_infer
 from ssd_infer.engine.target import Target
+from ssd_infer.errors import CheckpointError
 from ssd_infer.evaluation.budget import Budget
 from ssd_infer.evaluation.measure import Unit
 from ssd_infer.evaluation.strategies import check_draft, find_target
@@ -63,6 +64,7 @@ def open_bench(settings: EvalSettings, say: Say) -> Bench:
     tasks = build_tasks(
         settings.tasks, loaded.tokenizer, settings.samples, settings.prompt_tokens, settings.seed
     )
+    _check_finite(model, tasks[0].prompts[0], settings.checkpoint)
     calibration = calibration_prompts(tasks, loaded.tokenizer, CALIBRATION_PROMPTS, settings.prompt_tokens)
     bench = Bench(
         settings,
@@ -80,6 +82,17 @@ def open_bench(settings: EvalSettings, say: Say) -> Bench:
             "parameters were chosen on prompts of the measured file itself, since it has no second text"
         )
     return bench
+
+
+@torch.inference_mode()
+def _check_finite(model: Any, prompt: list[int], checkpoint: str) -> None:
+    """Raise CheckpointError when the model computes NaN or infinity: a diverged training, or too small a dtype."""
+    logits = model(input_ids=torch.tensor([prompt], device=model.device)).logits
+    if not bool(torch.isfinite(logits).all()):
+        raise CheckpointError(
+            f"checkpoint: {checkpoint!r} computes values that are not finite; "
+            "take an earlier step, or dtype=float32 if it was float16"
+        )
 
 
 def split_units(tasks: list[Task], batch_size: int) -> list[Unit]:

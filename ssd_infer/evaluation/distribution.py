@@ -56,7 +56,7 @@ def chi_square(counts: Counter[tuple[int, ...]], cells: Cells, smallest: float =
     return ChiSquare(statistic, freedom, 0.0 if outside else p_value, outside)
 
 
-def pick_context(model: Any, prompts: Prompts, tokens: int = 10) -> list[int]:
+def pick_context(model: Any, prompts: Prompts, tokens: int = 6) -> list[int]:
     """Return the start of the prompt whose enumerated continuations have the most entropy, stated twice.
 
     Most entropy, because a certain continuation tests nothing; twice, so that lookup drafters find something to copy.

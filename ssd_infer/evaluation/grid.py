@@ -2,42 +2,66 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from ssd_infer.engine.calibrate import ExitProfile
+from ssd_infer.engine.calibrate import ExitProfile, Prediction
 from ssd_infer.evaluation.budget import Deadline
 from ssd_infer.evaluation.contenders import Contender, Sampling, ours
 from ssd_infer.evaluation.measure import Unit, measure
 from ssd_infer.evaluation.summary import scoreboard
 
-GAMMAS = (1, 2, 3, 4, 6, 8)
+GAMMAS = (1, 2, 3, 4, 5, 6, 8, 12)
 MOST_EXITS, MEASURED_CELLS, NEW_TOKENS = 10, 6, 40
 
 Cell = dict[str, Any]
 
 
+def shown_exits(exits: Sequence[int], best: int) -> list[int]:
+    """Return at most ten exits to display: the shallow half of them all, deeper ones in even steps, and `best`."""
+    if len(exits) <= MOST_EXITS:
+        return list(exits)
+    dense = MOST_EXITS // 2
+    rest = list(exits[dense:])
+    step = -(-len(rest) // (MOST_EXITS - dense - 1))
+    return sorted({*exits[:dense], *rest[step - 1 :: step], best})
+
+
 def predicted_cells(profile: ExitProfile) -> list[Cell]:
-    """Return the predicted speedup of every displayed cell; deep models show at most ten exits."""
-    exits = list(profile.exits)
-    stride = -(-len(exits) // MOST_EXITS)
-    shown = exits[::stride]
-    return [
-        {
-            "exit_layer": exit_layer,
-            "gamma": gamma,
-            "speedup": found.speedup,
-            "alpha": found.alpha,
-            "tau": found.tau,
-            "draft_ratio_c": found.c,
-            "verify_ratio": found.verify_ratio,
-        }
-        for exit_layer in shown
-        for gamma in GAMMAS
-        for found in [profile.predict(exit_layer, gamma)]
-    ]
+    """Return the predicted speedup of every displayed cell, the best of all among them."""
+    best = profile.best()
+    gammas = sorted({*GAMMAS, best.gamma})
+    exits = shown_exits(list(profile.exits), best.exit_layer)
+    return [_cell(profile.predict(exit_layer, gamma)) for exit_layer in exits for gamma in gammas]
+
+
+def _cell(found: Prediction) -> Cell:
+    return {
+        "exit_layer": found.exit_layer,
+        "gamma": found.gamma,
+        "speedup": found.speedup,
+        "alpha": found.alpha,
+        "tau": found.tau,
+        "draft_ratio_c": found.c,
+        "verify_ratio": found.verify_ratio,
+    }
+
+
+def choose(grid: dict[str, list[Cell]]) -> tuple[int, int] | None:
+    """Return the (exit, γ) whose predicted and measured speedup have the largest product; None if none was measured.
+
+    Either alone is noisy: a prediction knows few tokens, a measurement few seconds.
+    """
+    predicted = {(cell["exit_layer"], cell["gamma"]): cell["speedup"] for cell in grid["predicted"]}
+    scores = {
+        key: predicted[key] * cell["speedup"]
+        for cell in grid["measured"]
+        if (key := (cell["exit_layer"], cell["gamma"])) in predicted
+    }
+    return max(scores, key=lambda key: float(scores[key]), default=None)
 
 
 def measured_cells(

@@ -11,7 +11,7 @@ from ssd_infer.engine.target import Target
 from ssd_infer.evaluation.bench import Bench, Say, open_bench, torch_threads
 from ssd_infer.evaluation.budget import Deadline
 from ssd_infer.evaluation.contenders import Sampling
-from ssd_infer.evaluation.grid import Cell, measured_cells, predicted_cells
+from ssd_infer.evaluation.grid import Cell, choose, measured_cells, predicted_cells
 from ssd_infer.evaluation.identity import environment, identity
 from ssd_infer.evaluation.quality import exit_quality
 from ssd_infer.evaluation.section import Section, judge, rows, run_section
@@ -133,11 +133,11 @@ def _grid(bench: Bench) -> dict[str, list[Cell]]:
 
 
 def _tuned(bench: Bench, grid: dict[str, list[Cell]]) -> dict[str, dict[str, Any]]:
-    """Return the fastest measured cell as the greedy early-exit parameters, unless the user chose them."""
-    if not grid["measured"] or bench.settings.draft_params:
+    """Return the best cell of the grid as the greedy early-exit parameters, unless the user chose them."""
+    best = choose(grid)
+    if best is None or bench.settings.draft_params:
         return {}
-    best = max(grid["measured"], key=lambda cell: float(cell["speedup"]))
-    return {"early_exit": {"exit_layer": best["exit_layer"], "gamma": best["gamma"]}}
+    return {"early_exit": {"exit_layer": best[0], "gamma": best[1]}}
 
 
 def _protocol(bench: Bench, sections: list[Section]) -> dict[str, Any]:

@@ -13,8 +13,9 @@ import torch
 from ssd_infer import drafts
 from ssd_infer.drafts.base import Resolved
 from ssd_infer.drafts.early_exit import EarlyExit, EarlyExitParams
-from ssd_infer.errors import ConfigError, DataError
+from ssd_infer.errors import CheckpointError, ConfigError, DataError
 from ssd_infer.evaluation import evaluate
+from ssd_infer.evaluation.grid import choose
 from ssd_infer.evaluation.identity import command_line, weights_sha256
 from ssd_infer.evaluation.series import evaluate_run, find_checkpoints
 from ssd_infer.report import exit_code, read_report, validate
@@ -144,9 +145,9 @@ def test_quality_and_grid(full: dict[str, Any]) -> None:
     grid = rows(full)["early_exit"]["extra"]["grid"]
     assert {cell["exit_layer"] for cell in grid["predicted"]} == {1}
     assert grid["measured"]
-    best = max(grid["measured"], key=lambda cell: cell["speedup"])
     if not rows(full)["early_exit"]["extra"]["fell_back_to_plain"]:
-        assert rows(full)["early_exit"]["params"]["gamma"] == best["gamma"]
+        params = rows(full)["early_exit"]["params"]
+        assert (params["exit_layer"], params["gamma"]) == choose(grid)
 
 
 def test_quality_is_that_of_the_model(full: dict[str, Any], checkpoint: Path) -> None:
@@ -331,15 +332,14 @@ def test_series_skips_what_is_reported_and_compares(
     assert (run / "reports" / "comparison.html").exists()
 
 
-def test_a_model_gone_to_nan_is_reported_not_crashed_on(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_model_gone_to_nan_is_refused(checkpoint: Path, tmp_path: Path) -> None:
     model = build_model(layers=3, eos_token_id=2)
     model.model.norm.weight.data.fill_(float("nan"))
     model.save_pretrained(tmp_path / "m")
-    wanted = settings(checkpoint, checkpoint=str(tmp_path / "m"), out=str(tmp_path / "r"), samples=2)
-    report = evaluate(wanted)
-    assert report["quality"]["loss"] is None
-    assert rows(report)["early_exit:t1"]["status"] == "failed"
-    assert exit_code(report) == 1
+    wanted = settings(checkpoint, checkpoint=str(tmp_path / "m"), out=str(tmp_path / "r"))
+    with pytest.raises(CheckpointError, match="not finite"):
+        evaluate(wanted)
+    assert not (tmp_path / "r").exists()
 
 
 @pytest.mark.parametrize(

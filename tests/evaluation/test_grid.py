@@ -1,0 +1,59 @@
+"""The E × γ grid: what is shown, what is chosen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ssd_infer.evaluation.grid import GAMMAS, choose, predicted_cells, shown_exits
+from tests.report.sample import sample_report
+
+
+@pytest.mark.parametrize(("count", "best"), [(3, 2), (10, 4), (12, 7), (24, 2), (40, 33)])
+def test_shown_exits_are_few_dense_where_shallow_and_hold_the_best(count: int, best: int) -> None:
+    shown = shown_exits(range(1, count + 1), best)
+    assert len(shown) <= 11
+    assert shown[: min(5, count)] == list(range(1, min(5, count) + 1))
+    assert best in shown
+    assert shown[-1] == count or count - shown[-1] < count // 4
+
+
+class Profile:
+    """A profile whose best cell lies outside the usual γ values and between the shown exits."""
+
+    exits = range(1, 21)
+
+    def predict(self, exit_layer: int, gamma: int) -> Any:
+        from ssd_infer.engine.calibrate import Prediction
+
+        speedup = 2.0 - 0.1 * abs(exit_layer - 13) - 0.1 * abs(gamma - 7)
+        return Prediction(exit_layer, gamma, 0.5, 2.0, 0.1, 1.1, speedup)
+
+    def best(self) -> Any:
+        return self.predict(13, 7)
+
+
+def test_predicted_cells_hold_the_best_prediction() -> None:
+    cells = predicted_cells(Profile())  # type: ignore[arg-type]
+    best = max(cells, key=lambda cell: cell["speedup"])
+    assert (best["exit_layer"], best["gamma"], best["speedup"]) == (13, 7, 2.0)
+    assert {cell["gamma"] for cell in cells} == {*GAMMAS, 7}
+
+
+def test_choice_weighs_prediction_and_measurement() -> None:
+    predicted = [
+        {"exit_layer": 1, "gamma": gamma, "speedup": speedup}
+        for gamma, speedup in ((1, 1.0), (2, 1.5), (3, 1.6))
+    ]
+    measured = [
+        {"exit_layer": 1, "gamma": gamma, "speedup": speedup}
+        for gamma, speedup in ((1, 1.7), (2, 1.6), (3, 1.2))
+    ]
+    assert choose({"predicted": predicted, "measured": measured}) == (1, 2)
+    assert choose({"predicted": predicted, "measured": []}) is None
+
+
+def test_sample_grid_is_chosen_from_measured_cells_only() -> None:
+    grid = sample_report()["strategies"][0]["extra"]["grid"]
+    assert choose(grid) in {(cell["exit_layer"], cell["gamma"]) for cell in grid["measured"]}
