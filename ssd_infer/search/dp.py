@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from ssd_infer.engine.scratch import ScratchCache, ScratchWindow
-from ssd_infer.engine.views import SkipSet, View, skip_view
+from ssd_infer.engine.views import SkipSet
+from ssd_infer.search.branches import Branches
 from ssd_infer.search.found import Found, Judge
 from ssd_infer.search.latency import SublayerCosts
 from ssd_infer.search.material import Material
@@ -106,7 +106,7 @@ def search_dp(material: Material, costs: SublayerCosts, budget: float = 0.5) -> 
     few = _thin(material)
     weights = list(costs.weights) * layers
     fixed = frozenset({0, 1, 2 * layers - 2, 2 * layers - 1})
-    branches = _Branches(few)
+    branches = Branches(few)
     start, full = branches.full_states()
     paths = plan(start, full, branches.keep, weights, int(budget * sum(weights)), fixed)
     judge = Judge(material, costs)
@@ -133,44 +133,8 @@ def _short_list(paths: list[Path], few: Material, costs: SublayerCosts, layers: 
 
 def _thin(material: Material) -> Material:
     """Return the last positions of every row, enough for the program to look at."""
-    width = int(material.ids.shape[1])
+    width = material.width
     used = min(POSITIONS, width)
     starts = [start + width - used for start in material.starts]
     reference = material.reference[:, width - used :]
     return Material(material.session, starts, material.ids[:, width - used :], reference, {})
-
-
-class _Branches:
-    """Run single sublayers on many branches of the same positions at once; branch rows follow their own row."""
-
-    def __init__(self, material: Material) -> None:
-        self.material = material
-        every = range(material.target.num_layers)
-        self._attention = skip_view(material.target, SkipSet.of((), every))
-        self._mlp = skip_view(material.target, SkipSet.of(every, ()))
-        self._opened: dict[int, tuple[ScratchWindow, ScratchCache]] = {}
-
-    def full_states(self) -> tuple[Tensor, list[Tensor]]:
-        """Return the full model's states `(B, T, d)` before all sublayers and after each of them."""
-        start = self.material.target.embed(self.material.ids)
-        states, state = [], start
-        for index in range(2 * self.material.target.num_layers):
-            state = self.keep(index, state.unsqueeze(0))[0]
-            states.append(state)
-        return start, states
-
-    def keep(self, index: int, states: Tensor) -> Tensor:
-        """Run sublayer `index` on `(J, B, T, d)` states."""
-        count, batch = states.shape[:2]
-        window, cache = self._open(int(count))
-        rows = states.transpose(0, 1).reshape(batch * count, *states.shape[2:])
-        view: View = self._mlp if index % 2 else self._attention
-        out = self.material.target.run(rows, window, cache, index // 2, index // 2 + 1, view)
-        return out.view(batch, count, *states.shape[2:]).transpose(0, 1)
-
-    def _open(self, count: int) -> tuple[ScratchWindow, ScratchCache]:
-        """Return window and cache for `count` branches of every row, made once."""
-        if count not in self._opened:
-            cache = ScratchCache(self.material.session.cache, count)
-            self._opened[count] = (self.material.window(count), cache)
-        return self._opened[count]

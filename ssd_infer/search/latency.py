@@ -101,7 +101,11 @@ def remember_costs(target: Target, costs: SublayerCosts, do_sample: bool = False
 def recall_costs(
     target: Target, context: int = 128, do_sample: bool = False, batch: int = 1
 ) -> SublayerCosts:
-    """Return this model's costs, measuring them the first time they are asked for at this batch size."""
+    """Return this model's costs, measuring them the first time they are asked for at this batch size.
+
+    Batch sizes are rounded up to a power of two, 64 at most: costs change slowly with it.
+    """
+    batch = min(64, 1 << (batch - 1).bit_length())
     found = _known.get(target.model, {}).get((do_sample, batch))
     if found is None:
         found = measure_sublayers(target, context, do_sample, batch)

@@ -54,10 +54,22 @@ class Material:
         """The model whose choices these are."""
         return self.session.target
 
-    def window(self, branches: int = 1) -> ScratchWindow:
+    @property
+    def width(self) -> int:
+        """T, the positions of each row."""
+        return int(self.ids.shape[1])
+
+    def window(self, branches: int = 1, own: Own | None = None) -> ScratchWindow:
         """Open a scratch window on all positions, each row repeated for `branches` candidates."""
         starts = [start for start in self.starts for _ in range(branches)]
-        return ScratchWindow(self.session.geometry, starts, int(self.ids.shape[1]), self.own)
+        return ScratchWindow(self.session.geometry, starts, self.width, own or self.own)
+
+    def keep_rows(self, kept: list[int]) -> None:
+        """Drop the rows not named in `kept`, as the session does."""
+        index = torch.tensor(kept, device=self.ids.device)
+        self.starts = [self.starts[position] for position in kept]
+        self.ids, self.reference = self.ids[index], self.reference[index]
+        self.states = {layer: state[index] for layer, state in self.states.items()}
 
     @torch.inference_mode()
     def score(self, view: View) -> Scores:
@@ -69,12 +81,7 @@ class Material:
 
     def compare(self, logits: Tensor) -> Scores:
         """Score a candidate's `(B, T, V)` logits."""
-        sampler = self.session.sampler
-        if sampler.greedy:
-            top, choice = logits.float().softmax(dim=-1).max(dim=-1)
-            return Scores((choice == self.reference).float(), top)
-        q = sampler.probs(logits)
-        return Scores(torch.minimum(q, self.reference).sum(dim=-1), q.amax(dim=-1))
+        return compare(self.session.sampler, logits, self.reference)
 
 
 @torch.inference_mode()
@@ -85,18 +92,35 @@ def gather(
 
     Hidden states after each layer in `capture` (ascending) are kept.
     """
-    rows = [row.tokens[start : start + width] for row, start in zip(session.rows, starts, strict=True)]
     target = session.target
-    ids = torch.tensor(rows, dtype=torch.long, device=target.device)
+    ids = token_ids(session, starts, width)
     window = ScratchWindow(session.geometry, starts, width, "diagonal")
     cache, hidden, states, first = ScratchCache(session.cache), target.embed(ids), {}, 0
     for layer in capture:
         hidden = states[layer] = target.run(hidden, window, cache, first, layer)
         first = layer
     logits = target.logits(target.run(hidden, window, cache, first))
-    sampler = session.sampler
-    reference = logits.argmax(dim=-1) if sampler.greedy else sampler.probs(logits)
-    return Material(session, list(starts), ids, reference, states, own)
+    return Material(session, list(starts), ids, choices(session.sampler, logits), states, own)
+
+
+def token_ids(session: Session, starts: list[int], width: int) -> Tensor:
+    """Return the tokens `(B, width)` at `width` positions of every row from `starts[b]` on."""
+    rows = [row.tokens[start : start + width] for row, start in zip(session.rows, starts, strict=True)]
+    return torch.tensor(rows, dtype=torch.long, device=session.target.device)
+
+
+def compare(sampler: Sampler, logits: Tensor, reference: Tensor) -> Scores:
+    """Score draft logits `(…, B, T, V)` against what the target chooses, as `choices` returns it."""
+    if sampler.greedy:
+        top, choice = logits.float().softmax(dim=-1).max(dim=-1)
+        return Scores((choice == reference).float(), top)
+    q = sampler.probs(logits)
+    return Scores(torch.minimum(q, reference).sum(dim=-1), q.amax(dim=-1))
+
+
+def choices(sampler: Sampler, logits: Tensor) -> Tensor:
+    """Return what the target chooses from `(…, V)` logits: tokens when greedy, distributions when sampling."""
+    return logits.argmax(dim=-1) if sampler.greedy else sampler.probs(logits)
 
 
 def write_material(

@@ -12,7 +12,8 @@ from ssd_infer.engine.costs import Costs
 from ssd_infer.engine.sampling import SamplingParams
 from ssd_infer.engine.target import Target
 from ssd_infer.engine.views import SkipSet, skip_view
-from ssd_infer.search.dp import _Branches, plan, search_dp
+from ssd_infer.search.branches import Branches, look_back
+from ssd_infer.search.dp import plan, search_dp
 from ssd_infer.search.latency import SublayerCosts
 from ssd_infer.search.material import write_material
 from tests.conftest import FAMILIES, ModelFactory
@@ -90,7 +91,7 @@ def test_branches_reproduce_the_full_model_and_its_views(tiny_model: ModelFactor
     rows = [row.tolist() for row in prompts(3, 97)]
     material = write_material(target, rows, SamplingParams(), 13)
     with torch.inference_mode():
-        branches = _Branches(material)
+        branches = Branches(material)
         start, full = branches.full_states()
         assert (target.logits(full[-1]).argmax(-1) == material.reference).all()
         paths = plan(start, full, branches.keep, [1, 2] * 4, 6, least_cosine=-1.0)
@@ -98,6 +99,17 @@ def test_branches_reproduce_the_full_model_and_its_views(tiny_model: ModelFactor
             skips = SkipSet.from_bits([index in path.skipped for index in range(8)])
             scores = material.score(skip_view(target, skips))
             assert material.compare(target.logits(path.state)).mean == pytest.approx(scores.mean)
+
+
+def test_looking_back_gives_the_full_models_states(tiny_model: ModelFactory) -> None:
+    model = tiny_model()
+    target = Target.of(model)
+    session = write_material(target, [[2, 3, 4, 5], [6, 7]], SamplingParams(), 12).session
+    material, states = look_back(session, 8)
+    assert len(states) == 9
+    assert material.reference.tolist() == [
+        row.tokens[length - 7 : length + 1] for row, length in zip(session.rows, session.lengths, strict=True)
+    ]
 
 
 def test_search_finds_dead_sublayers(tiny_model: ModelFactory) -> None:
