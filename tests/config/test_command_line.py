@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -93,15 +94,15 @@ def test_wrong_type_inside_a_recipe_file(train, tmp_path):
 def test_no_recipe_lists_those_there_are(train, tmp_path):
     result = train("train.max_steps=2")
     assert result.code == 2
-    assert "+recipe=layerskip  LayerSkip: " in result.err
-    assert "+recipe=plain      Plain: " in result.err
+    assert re.search(r"^  \+recipe=layerskip +LayerSkip: ", result.err, re.MULTILINE)
+    assert re.search(r"^  \+recipe=plain +Plain: ", result.err, re.MULTILINE)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("how", ["--config-dir={}", "hydra.searchpath=[file://{}]"])
 def test_a_users_recipe_is_listed_and_composes(train, tmp_path, how):
     folder = write_recipe(tmp_path, "mine", "seed: 7\n")
-    assert "+recipe=mine       A recipe of my own." in train(how.format(folder)).err
+    assert re.search(r"\+recipe=mine +A recipe of my own\.$", train(how.format(folder)).err, re.MULTILINE)
     result = train(how.format(folder), "+recipe=mine", "print_config=true")
     assert result.code == 0, result.err
     assert "recipe_name: mine" in result.out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -51,7 +52,8 @@ def assert_works(python: Path, cwd: Path, where: str, **env: str) -> None:
     )
     assert where in found.out, found.out + found.err
     listed = run_module("ssd_train", cwd=cwd, python=str(python), **env)
-    assert (listed.code, "+recipe=layerskip  LayerSkip: " in listed.err) == (2, True), listed.err
+    assert listed.code == 2
+    assert re.search(r"^  \+recipe=layerskip +LayerSkip: ", listed.err, re.MULTILINE), listed.err
     wrong = run_module(
         "ssd_train", "+recipe=plain", "eval.draft=x", "oops", cwd=cwd, python=str(python), **env
     )
