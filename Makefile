@@ -19,7 +19,6 @@ OLDEST_TRANSFORMERS := 5.19.0
 
 demo: $(VENV)/.installed
 	$(PY) -m ssd_train +recipe=layerskip run_name=$(RUN_NAME) $(ARGS)
-	$(PY) scripts/show_report.py outputs/layerskip/$(RUN_NAME)
 
 test: checks
 	$(PYTEST) $(ARGS)

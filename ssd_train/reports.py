@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 
@@ -83,7 +84,6 @@ class Reporter:
 
 
 def _show(out: Path) -> None:
-    text = out / "report.md"
-    if text.exists():
-        print(text.read_text(encoding="utf-8"))
-    print(f"report: {out / 'report.html'}")
+    from ssd_infer.report.terminal import print_report
+
+    print_report(json.loads((out / "report.json").read_text(encoding="utf-8")), out)
