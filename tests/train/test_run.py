@@ -19,6 +19,7 @@ from ssd_infer.errors import DataError, SSDError
 from ssd_infer.settings import EvalSettings
 from ssd_train import run
 from ssd_train.config.schema import EvalConfig, HFModelConfig
+from tests.report.sample import sample_report
 from tests.train.support import tiny_root, with_train
 
 
@@ -112,8 +113,7 @@ def fake_evaluation(monkeypatch: pytest.MonkeyPatch, seen: list[EvalSettings], *
             raise SSDError("no prompts")
         out = Path(str(settings.out))
         out.mkdir(parents=True)
-        (out / "report.json").write_text("{}")
-        (out / "report.md").write_text("| strategy | speedup |")
+        (out / "report.json").write_text(json.dumps(sample_report()))
         return {}
 
     monkeypatch.setattr(ssd_infer.evaluation, "evaluate", evaluate, raising=False)
@@ -133,7 +133,9 @@ def test_reports_are_written_where_promised(
     if every:
         assert seen[0].checkpoint == str(done / "checkpoints" / "step-2")
     assert all(settings.samples == 3 for settings in seen)
-    assert "| strategy | speedup |" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "early_exit" in printed
+    assert "report.html" in printed
     count = len(seen)
     run.train(cfg)
     assert len(seen) == count
