@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from ssd_infer.report.schema import FAMILIES, SCHEMA_VERSION
 from ssd_infer.report.write import write_report
 from ssd_infer.settings import EvalSettings
 
+logger = logging.getLogger(__name__)
+
 QUALITY_SHARE, GRID_SHARE, LAST_SHARE = 0.08, 0.2, 0.95
 """Shares of the time limit after which quality, the grid, and everything must be done."""
 QUALITY_TOKENS, QUALITY_WINDOW = 8192, 256
@@ -31,11 +34,11 @@ QUALITY_TOKENS, QUALITY_WINDOW = 8192, 256
 def evaluate(settings: EvalSettings, say: Say | None = None) -> dict[str, Any]:
     """Measure every strategy on `settings.checkpoint`, write the report files, and return the report.
 
-    `say` receives one line a phase. Raises SSDError when the checkpoint or the prompts are unusable; a strategy that
-    fails is a row with its reason.
+    `say` receives one line a phase (None: the log does). Raises SSDError when the checkpoint or the prompts are
+    unusable; a strategy that fails is a row with its reason.
     """
     with torch_threads(settings.threads):
-        bench = open_bench(settings, say or (lambda _line: None))
+        bench = open_bench(settings, say or logger.info)
         quality = _quality(bench)
         grid = _grid(bench)
         sections = _sections(bench, _tuned(bench, grid))

@@ -18,6 +18,7 @@ from ssd_infer.report.rows import (
     broken_rows,
     find_row,
     headline,
+    lookup_peer,
     ok_rows,
     other_rows,
 )
@@ -118,7 +119,7 @@ def _hero(report: Report) -> str:
     identity, verdict = report["identity"], report["verdict"]
     row = find_row(report, verdict["best_strategy"])
     step = "" if identity["step"] is None else f", step {identity['step']}"
-    tiles = [*_best_tiles(row), *_peer_tiles(report)] if row else []
+    tiles = [*_best_tiles(row), *_peer_tiles(report, row)] if row else []
     state = "hero bad" if broken_rows(report) else "hero"
     return (
         f'<div class="{state}"><h1>Checkpoint report</h1><p class="say">{text(headline(report))}</p>'
@@ -144,12 +145,9 @@ def _best_tiles(row: Row) -> list[str]:
     ]
 
 
-def _peer_tiles(report: Report) -> list[str]:
-    return [
-        _tile(times(peer["speedup"]), "prompt lookup, greedy, same prompts")
-        for peer in report["peers"]
-        if peer["name"] == "prompt_lookup" and peer["speedup"] is not None
-    ]
+def _peer_tiles(report: Report, row: Row) -> list[str]:
+    peer = lookup_peer(report, row)
+    return [_tile(times(peer["speedup"]), "prompt lookup, same prompts and setting")] if peer else []
 
 
 def _warnings(warnings: list[str]) -> str:
@@ -199,7 +197,8 @@ def _measured(row: Row, best: bool) -> str:
         bytes_text(row["memory"]["extra_bytes"]),
     )
     verdict = row["lossless"]["verdict"]
-    cells = f'<td class="name">{text(row["name"])}</td><td>{text(row_params(row))}</td>'
+    params = f'<td title="{text(row["params"])}">{text(row_params(row, 4))}</td>'
+    cells = f'<td class="name">{text(row["name"])}</td>{params}'
     cells += f"<td>{badge(verdict, verdict.replace('_', ' '))}</td>"
     cells += "".join(f'<td class="n">{text(value)}</td>' for value in numbers)
     return f"<tr{' class=best' if best else ''}>{cells}</tr>"

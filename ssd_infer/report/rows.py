@@ -16,6 +16,15 @@ def is_sampled(row: Row) -> bool:
     return any(part[:1] == "t" and part[1:2].isdigit() for part in row["name"].split(":")[1:])
 
 
+def lookup_peer(report: Report, row: Row) -> Row | None:
+    """Return transformers' prompt lookup at the setting of `row`, or None when it was not measured."""
+    setting = f":{row['name'].rpartition(':')[2]}" if is_sampled(row) else ""
+    return next(
+        (p for p in report["peers"] if p["name"] == f"prompt_lookup{setting}" and p["speedup"] is not None),
+        None,
+    )
+
+
 def ok_rows(report: Report) -> list[Row]:
     """Return the strategy rows that were measured, fastest first (ties by name)."""
     rows = [row for row in report["strategies"] if row["status"] == "ok"]
@@ -62,4 +71,7 @@ def headline(report: Report) -> str:
         return f"No draft pays here: the best, {row['name']}, is no faster than plain decoding ({state})."
     if low is not None and low <= 1.0:
         return f"{row['name']} may be faster, but its interval reaches 1 ({state})."
-    return f"{row['name']} decodes {row['speed']['speedup']:.2f} times as fast as plain decoding ({state})."
+    how = "sampling, " if is_sampled(row) else ""
+    return (
+        f"{row['name']} decodes {row['speed']['speedup']:.2f} times as fast as plain decoding ({how}{state})."
+    )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ssd_infer.report.rows import exit_code, headline
+from ssd_infer.report.rows import exit_code, headline, lookup_peer
 from ssd_infer.report.schema import FAMILIES, ReportError, base_name, load_schema, validate, violations
 from tests.report.sample import absent_row, measured_row, sample_report
 
@@ -152,6 +152,24 @@ def test_headline_promises_no_more_than_the_interval(speedup: float, ci95: list[
     report["strategies"] = [row]
     report["verdict"]["best_strategy"] = "early_exit"
     assert said in headline(report)
+
+
+def test_headline_of_a_sampled_row_says_so() -> None:
+    report = sample_report()
+    report["verdict"]["best_strategy"] = "early_exit:t1"
+    assert (
+        headline(report) == "early_exit:t1 decodes 1.31 times as fast as plain decoding (sampling, lossless)."
+    )
+
+
+def test_lookup_peer_is_that_of_the_same_setting() -> None:
+    report = sample_report()
+    report["peers"].append({"name": "prompt_lookup:t1", "speedup": 0.7})
+    row = {row["name"]: row for row in report["strategies"]}
+    assert lookup_peer(report, row["early_exit"])["speedup"] == 1.4  # type: ignore[index]
+    assert lookup_peer(report, row["early_exit:t1"])["speedup"] == 0.7  # type: ignore[index]
+    report["peers"][0]["speedup"] = None
+    assert lookup_peer(report, row["early_exit"]) is None
 
 
 def test_headline_of_a_fallback_claims_no_speed() -> None:

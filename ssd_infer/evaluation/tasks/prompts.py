@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ssd_infer.errors import ConfigError, DataError, Problem
+from ssd_infer.evaluation.tasks.long_context import LONG_TASKS, long_prompts
 from ssd_infer.evaluation.tasks.stdlib_corpus import Document, Split, documents
 
 STDLIB_TASKS = {"stdlib_code": "code", "stdlib_prose": "prose"}
@@ -37,13 +38,14 @@ def build_tasks(
     expanded = list(
         dict.fromkeys(part for name in names for part in (STDLIB_TASKS if name == "auto" else [name]))
     )
-    unknown = [name for name in expanded if name not in STDLIB_TASKS and not name.startswith("file:")]
+    known = (*STDLIB_TASKS, *LONG_TASKS)
+    unknown = [name for name in expanded if name not in known and not name.startswith("file:")]
     if unknown or not expanded:
         raise ConfigError(
             [
                 Problem(
                     "tasks",
-                    "must be auto, stdlib_code, stdlib_prose or file:PATH",
+                    f"must be auto, {', '.join(known)} or file:PATH",
                     ", ".join(unknown) or "none",
                 )
             ]
@@ -64,6 +66,8 @@ def calibration_prompts(
             pools.append(
                 _windows(STDLIB_TASKS[task.name], "validation", tokenizer, count, prompt_tokens, seed=1)
             )
+        elif task.name in LONG_TASKS:
+            pools.append(long_prompts(task.name, tokenizer, count, prompt_tokens, seed=1, split="validation"))
         else:
             pools.append(task.prompts[::-1])
     return [pool[turn] for turn in range(count) for pool in pools if turn < len(pool)][:count]
@@ -84,6 +88,8 @@ def held_out_ids(
 def _build(name: str, tokenizer: Any, samples: int, prompt_tokens: int, seed: int) -> Task:
     if name in STDLIB_TASKS:
         return Task(name, _windows(STDLIB_TASKS[name], "test", tokenizer, samples, prompt_tokens, seed))
+    if name in LONG_TASKS:
+        return Task(name, long_prompts(name, tokenizer, samples, prompt_tokens, seed, "test"))
     prompts = [
         _encode(tokenizer, entry, prompt_tokens, name) for entry in _read(Path(name.removeprefix("file:")))
     ]
