@@ -210,7 +210,14 @@ def _extra(contender: Contender, board: Scoreboard, cost: Cost) -> dict[str, Any
         "draft_forwards_per_verify": cost.gamma,
         "seconds": dict(counted.total.seconds),
         "sample_alpha_mean": _sample_alpha(contender.name, board.found),
+        "drafter": _drafter_report(contender.name, board.found),
     }
+
+
+def _drafter_report(name: str, found: Measurements) -> dict[str, Any]:
+    """Return what the drafter said of its last call: what it searched, chose or switched off."""
+    said = [record.decoded.stats.report for record in found.records[name] if record.decoded.stats]
+    return dict(said[-1]) if said else {}
 
 
 def _sample_alpha(name: str, found: Measurements) -> float | None:

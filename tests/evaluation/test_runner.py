@@ -110,7 +110,7 @@ def test_both_temperatures_have_rows_baselines_and_verdicts(full: dict[str, Any]
 
 def test_absent_strategies_say_why(full: dict[str, Any]) -> None:
     found = rows(full)
-    for name in ("fewer_steps", "ctc_draft", "reduced_experts", "swift"):
+    for name in ("fewer_steps", "ctc_draft", "reduced_experts"):
         assert found[name]["status"] == "not_applicable"
         assert found[name]["reason"]
         assert found[name]["lossless"]["verdict"] == "not_run"
