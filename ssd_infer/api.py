@@ -19,6 +19,7 @@ from ssd_infer.engine.stopping import StopRule
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import ConfigError, Problem
 from ssd_infer.loading import Loaded, load
+from ssd_infer.sparse.plain import grouped_layers
 
 __all__ = ["GenerateOutput", "Loaded", "generate", "load"]
 
@@ -84,7 +85,7 @@ def generate(
         sampler = Sampler(sampling, target.device, seed)
         emit = _emitter(streamer, len(prompts))
         sequences, stats = decode(
-            target, prompts, strategy, resolved.params, max_new_tokens, sampler, stop, emit
+            target, prompts, strategy, resolved.params, max_new_tokens, sampler, stop, emit, grouped_layers
         )
     finally:
         module.train(was_training)

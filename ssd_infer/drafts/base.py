@@ -63,6 +63,10 @@ class Drafter(ABC):
     def keep_rows(self, kept: list[int]) -> None:
         """Drop state of rows that ended; called before the session drops them."""
 
+    def loop(self, decoding: type[Any]) -> type[Any]:
+        """Return the loop to decode in: `decoding`, or a class derived from it."""
+        return decoding
+
     def report(self) -> dict[str, Any]:
         """Return JSON-ready facts about this decoding that its counters do not show."""
         return {}

@@ -27,6 +27,7 @@ class RowCache:
         """Reserve `capacity` slots a row for `batch` rows; memory is taken when a layer first writes."""
         self.batch = batch
         self.capacity = capacity
+        self.num_layers = num_layers
         self._keys: list[Tensor | None] = [None] * num_layers
         self._values: list[Tensor | None] = [None] * num_layers
         self._window: Window | None = None
@@ -34,6 +35,13 @@ class RowCache:
     def aim(self, window: Window) -> None:
         """Let the following `update` calls write the slots of `window`."""
         self._window = window
+
+    @property
+    def window(self) -> Window:
+        """The window of the current pass."""
+        if self._window is None:
+            raise RuntimeError("the cache is aimed at no window yet")
+        return self._window
 
     def update(
         self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any
@@ -61,16 +69,26 @@ class RowCache:
             return None
         return keys[:, :, :end], values[:, :, :end]
 
+    def held(self, layer_idx: int) -> tuple[Tensor, Tensor]:
+        """Return all slots `(B, H, capacity, D)` of a layer that has written."""
+        keys, values = self._keys[layer_idx], self._values[layer_idx]
+        if keys is None or values is None:
+            raise RuntimeError(f"layer {layer_idx} has stored no keys yet")
+        return keys, values
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the slots visible to the current window, not counting its own."""
         del layer_idx
         return 0 if self._window is None else self._window.end - self._window.width
 
     def keep_rows(self, rows: Tensor) -> None:
-        """Drop every row not named in `rows` `(B',)`, in that order."""
-        self.batch = int(rows.shape[0])
-        self._keys = [None if layer is None else layer.index_select(0, rows) for layer in self._keys]
-        self._values = [None if layer is None else layer.index_select(0, rows) for layer in self._values]
+        """Drop every row not named in `rows` `(B',)`, which ascend; the others move down in place."""
+        order = rows.tolist()
+        self.batch = len(order)
+        for layers in (self._keys, self._values):
+            for index, layer in enumerate(layers):
+                if layer is not None:
+                    layers[index] = _moved_down(layer, order)
 
     def nbytes(self) -> int:
         """Return the bytes held by all layers."""
@@ -83,6 +101,14 @@ class RowCache:
         other = values.new_zeros((self.batch, values.shape[1], self.capacity, values.shape[3]))
         self._keys[layer_idx], self._values[layer_idx] = stored, other
         return stored, other
+
+
+def _moved_down(layer: Tensor, order: list[int]) -> Tensor:
+    """Return the rows `order` of `layer` `(B, H, S, D)`, which ascend, as a view of its first rows."""
+    for place, row in enumerate(order):
+        if place != row:
+            layer[place] = layer[row]
+    return layer[: len(order)]
 
 
 def uniform(lengths: list[int]) -> bool:

@@ -5,11 +5,11 @@ Rolling back needs no step of its own: a row's committed length simply does not 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ssd_infer.drafts.base import Drafter, DraftParams
 from ssd_infer.engine.acceptance import accept
@@ -63,7 +63,7 @@ class Decoding:
         width = max(lengths)
         padded = [row.tokens + [0] * (width - len(row.tokens)) for row in session.rows]
         ids = torch.tensor(padded, dtype=torch.long, device=session.target.device)
-        hidden = session.target.run(session.target.embed(ids), session.window(width), session.cache)
+        hidden = session.run(session.target.embed(ids), session.window(width))
         last = torch.tensor(lengths, device=hidden.device) - 1
         ends = hidden[torch.arange(len(lengths), device=hidden.device), last]
         logits = session.target.logits(ends.unsqueeze(1))
@@ -112,13 +112,13 @@ class Decoding:
             hidden = proposal.hidden
         else:
             tail = session.window(1, offset=width - 1)
-            last = target.run(target.embed(proposal.tokens[:, -1:]), tail, session.cache, 0, first)
+            last = session.run(target.embed(proposal.tokens[:, -1:]), tail, 0, first)
             hidden = torch.cat([proposal.hidden, last], dim=1)
         states: dict[int, Tensor] = {}
         for layer in proposal.capture:
-            hidden = states[layer] = target.run(hidden, window, session.cache, first, layer)
+            hidden = states[layer] = session.run(hidden, window, first, layer)
             first = layer
-        return target.logits(target.run(hidden, window, session.cache, first)), states
+        return target.logits(session.run(hidden, window, first)), states
 
     def _commit(self, blocks: list[list[int]], counts: list[int] | None, taken: list[int] | None) -> None:
         """Append each row's block as far as its stop rule allows, count it, emit it, and drop ended rows."""
@@ -154,11 +154,18 @@ def decode(
     sampler: Sampler,
     stop: StopRule,
     emit: Emit | None = None,
+    layers: Callable[[Session], Sequence[nn.Module] | None] | None = None,
 ) -> tuple[list[list[int]], Stats]:
-    """Open a session for `prompts` and decode it; `params=None` decodes plainly. Return new tokens and statistics."""
+    """Open a session for `prompts` and decode it; `params=None` decodes plainly. Return new tokens and statistics.
+
+    `layers` may give the session a view of the target's layers for its prefill and verify passes.
+    """
     stats = Stats.empty(len(prompts))
+    most = 0 if strategy is None or params is None else strategy.max_draft(params)
+    session = open_session(target, prompts, max_new_tokens, most, sampler)
+    session.layers = None if layers is None else layers(session)
     if strategy is None or params is None:
-        session = open_session(target, prompts, max_new_tokens, 0, sampler)
         return Decoding(session, None, stop, stats, emit).run(), stats
-    session = open_session(target, prompts, max_new_tokens, strategy.max_draft(params), sampler)
-    return Decoding(session, strategy(session, params), stop, stats, emit).run(), stats
+    drafter = strategy(session, params)
+    decoding: Decoding = drafter.loop(Decoding)(session, drafter, stop, stats, emit)
+    return decoding.run(), stats

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ssd_infer.engine.cache import RowCache, as_rows
 from ssd_infer.engine.sampling import Sampler
@@ -85,6 +86,12 @@ class Session:
     """Last emitted token of each active row `(B,)`: the only committed token whose keys are not stored yet."""
     lengths: list[int] = field(default_factory=list)
     """Committed slots of each active row."""
+    layers: Sequence[nn.Module] | None = None
+    """A view of the target's layers, equal to them in every output, that prefill and verify passes run; None: as is."""
+
+    def run(self, hidden: Tensor, window: Window, first: int = 0, last: int | None = None) -> Tensor:
+        """Run layers `first..last-1` of the target on `hidden` `(B, T, d)`, in the shared cache."""
+        return self.target.run(hidden, window, self.cache, first, last, self.layers)
 
     def window(self, width: int, offset: int = 0) -> Window:
         """Open a window of `width` positions, `offset` past the committed length of each row."""

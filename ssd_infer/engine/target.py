@@ -23,6 +23,10 @@ _ATTENTION = {"sdpa", "eager", None}
 _BAND = 64
 
 
+class SelfMasking(list[nn.Module]):
+    """A view of layers that attend causally at the cache's window by themselves and want no masks."""
+
+
 class Target:
     """A causal LM seen as embedding → layers → norm → head; every draft view borrows these very modules."""
 
@@ -118,6 +122,7 @@ class Target:
         cache.aim(window)
         chosen: Sequence[nn.Module | None] = self.layers if layers is None else layers
         last = len(chosen) if last is None else last
+        masked = not isinstance(layers, SelfMasking)
         common = {
             "position_ids": window.position_ids,
             "position_embeddings": window.rotary,
@@ -128,7 +133,8 @@ class Target:
             layer = chosen[index]
             if layer is None:
                 continue
-            out = layer(hidden, attention_mask=window.mask(self.sliding[index]), **common)
+            mask = window.mask(self.sliding[index]) if masked else None
+            out = layer(hidden, attention_mask=mask, **common)
             hidden = out[0] if isinstance(out, tuple) else out
         return hidden
 

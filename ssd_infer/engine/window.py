@@ -93,15 +93,26 @@ class Geometry:
 class Window:
     """T consecutive positions of every row, starting at that row's own length.
 
-    `start` is set when all rows start at the same slot (always at batch 1); otherwise `starts` `(B,)` holds the slots.
+    `starts` holds each row's first slot; `start` is set when it is the same for all (always at batch 1).
     """
 
-    __slots__ = ("_masks", "_rotary", "_scatter", "end", "geometry", "position_ids", "start", "width")
+    __slots__ = (
+        "_masks",
+        "_rotary",
+        "_scatter",
+        "end",
+        "geometry",
+        "position_ids",
+        "start",
+        "starts",
+        "width",
+    )
 
     def __init__(self, geometry: Geometry, starts: list[int], width: int) -> None:
         """Open a window of `width` positions at slot `starts[b]` of each row b."""
         self.geometry = geometry
         self.width = width
+        self.starts = starts
         self.end = max(starts) + width
         if self.end > geometry.capacity:
             raise ValueError(f"window ends at slot {self.end}, but the cache holds {geometry.capacity}")

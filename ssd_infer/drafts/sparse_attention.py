@@ -1,0 +1,205 @@
+"""Draft `sparse_attention`: the whole model drafts, reading a few selected slots of its own cache.
+
+SparseSpec (arXiv 2512.01278). Verification is full attention by our own attention function, whose probabilities
+choose what the next draft reads; draft keys live beside the cache, so nothing is rolled back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from torch import Tensor
+
+from ssd_infer.drafts.base import Auto, DraftParams, Resolved, at_least
+from ssd_infer.drafts.stepwise import Stepwise
+from ssd_infer.engine.session import Feedback, Proposal, Session
+from ssd_infer.engine.target import Target
+from ssd_infer.errors import Problem
+
+if TYPE_CHECKING:
+    from ssd_infer.sparse.selectors import Selector
+
+SelectorName = Literal["pillar", "vegas", "streaming", "snapkv", "quest"]
+
+
+@dataclass(slots=True)
+class SparseAttentionParams(DraftParams):
+    """Who selects, how much is read, and how many tokens are drafted a round."""
+
+    selector: SelectorName | Auto = "auto"
+    ratio: float | Auto = "auto"
+    """Share of a row's slots that a draft step reads."""
+    min_budget: int | Auto = "auto"
+    """Slots read at least."""
+    gamma: int | Auto = "auto"
+    adapt: bool = False
+    """Let γ follow the measured agreement, down to no drafts at all; an automatic γ does."""
+    phases: Literal["lockstep", "balanced"] = "lockstep"
+    """Whether all rows draft and verify together, or out of step, so that every pass does some of both."""
+
+    def problems(self, target: Target) -> list[Problem]:
+        """Check 0 < ratio <= 1, min_budget >= 1 and gamma >= 1."""
+        found = at_least("gamma", self.gamma, 1) + at_least("min_budget", self.min_budget, 1)
+        if not isinstance(self.ratio, str) and not 0 < self.ratio <= 1:
+            found.append(Problem("draft_params.ratio", "must be in (0, 1]", self.ratio, "try 0.05"))
+        if self.phases == "balanced" and self.selector == "quest":
+            rule = "must be lockstep with selector quest, which chooses anew at every step"
+            found.append(Problem("draft_params.phases", rule, self.phases))
+        return found
+
+
+def selectors() -> dict[str, type[Selector]]:
+    """Return the selectors by name."""
+    from ssd_infer.sparse.quest import Quest
+    from ssd_infer.sparse.selectors import Pillar, SnapKV, Streaming, Vegas
+
+    kinds: tuple[type[Selector], ...] = (Pillar, Vegas, Streaming, SnapKV, Quest)
+    return {kind.name: kind for kind in kinds}
+
+
+class SparseAttention(Stepwise):
+    """Draft with all layers on selected slots, at most γ tokens a round."""
+
+    name = "sparse_attention"
+    family = "sparse_attention"
+    Params = SparseAttentionParams
+
+    def __init__(self, session: Session, params: DraftParams) -> None:
+        """Give the session layers whose attention tells the selector what it saw; no `auto` may be left."""
+        from ssd_infer.sparse.attention import FullAttention
+        from ssd_infer.sparse.quest import Quest
+        from ssd_infer.sparse.selectors import Budget, Shape
+        from ssd_infer.sparse.settle import pace_of
+        from ssd_infer.sparse.views import attention_view
+        from ssd_infer.sparse.working_set import WorkingSet
+
+        super().__init__(session, params)
+        self.params = cast(SparseAttentionParams, params)
+        self.gamma = int(self.params.gamma)
+        target, cache = session.target, session.cache
+        prompts = tuple(len(row.tokens) for row in session.rows)
+        self.pace = pace_of(target, self.params, prompts)
+        shape = Shape.of(target, cache, prompts)
+        kind = selectors()[self.params.selector]
+        self.selector = kind(shape, Budget(float(self.params.ratio), int(self.params.min_budget)))
+        self.full = FullAttention(cache, self.selector, prompts, kind.prompt_queries)
+        session.layers = attention_view(target, self.full)
+        self.working = WorkingSet(cache)
+        self.paged = self.selector if isinstance(self.selector, Quest) else None
+        self._dense = attention_view(target, FullAttention(cache))
+        self._sparse = attention_view(target, self.paged or self.working)
+        self._selected = False
+        self._reads = {"draft": 0, "verify": 0, "tokens": 0}
+
+    def begin(self) -> None:
+        """Listen to verify passes only where the selector wants them."""
+        if not self.selector.listens:
+            self.full.listener = None
+
+    def propose(self, limit: int) -> Proposal:
+        """Gather what the selector chooses and draft on it; drafts are dense while there is nothing to choose by."""
+        gamma, lengths = self.pace.gamma(limit), self.session.lengths
+        if gamma == 0:
+            self.full.listener = None
+            return self.session.empty()
+        self._selected = self.selector.ready
+        if self.paged is not None:
+            self.paged.prepare(self.session.cache, lengths)
+        elif self._selected:
+            choice = self.selector.choose(lengths)
+            self.working.gather(choice.slots, choice.hidden, gamma)
+        self._count(gamma, lengths)
+        return self.extend(gamma, self.session.pending)
+
+    def step(self, token: Tensor, offset: int) -> Tensor:
+        """Run all layers on one `token` `(B,)` a row over the selected slots; return `(B, 1, d)`."""
+        session, target = self.session, self.session.target
+        hidden, window = target.embed(token.unsqueeze(1)), session.window(1, offset)
+        if not self._selected:
+            return target.run(hidden, window, session.cache, layers=self._dense)
+        if self.paged is not None:
+            return target.run(hidden, window, session.cache, layers=self._sparse)
+        self.working.at(offset)
+        return target.run(hidden, window, self.working, layers=self._sparse)
+
+    def observe(self, feedback: Feedback) -> None:
+        """Let the selector know which slots are new, and the pace how many drafts were right."""
+        self.selector.committed(feedback.accepted)
+        if self._selected:
+            self.pace.learn(feedback.accepted, feedback.counts)
+        self._reads["tokens"] += sum(feedback.accepted) + len(feedback.accepted)
+
+    def keep_rows(self, kept: list[int]) -> None:
+        """Drop the scores of ended rows."""
+        self.selector.keep_rows(kept)
+
+    def loop(self, decoding: type[Any]) -> type[Any]:
+        """Decode out of step when asked to."""
+        if self.params.phases == "lockstep":
+            return decoding
+        from ssd_infer.sparse.phases import Balanced
+
+        return Balanced
+
+    def report(self) -> dict[str, Any]:
+        """Return agreement, and the cache slots read by drafts and by verification, a token."""
+        from ssd_infer.sparse.settle import agreement_key, remember
+
+        remember(self.session.target, agreement_key(self.params), self.pace.agreement)
+        tokens = max(1, self._reads["tokens"])
+        reads = {f"slots_per_token_{name}": self._reads[name] / tokens for name in ("draft", "verify")}
+        return {"agreement": self.pace.agreement} | reads
+
+    def _count(self, gamma: int, lengths: list[int]) -> None:
+        """Count the slots this round reads in each layer and head."""
+        rows = len(lengths)
+        width = self.selector.width(lengths) * rows if self._selected else sum(lengths)
+        self._reads["draft"] += gamma * width + rows * gamma * (gamma - 1) // 2
+        self._reads["verify"] += sum(lengths) + rows * (gamma + 1)
+
+    @classmethod
+    def applicable(cls, target: Target) -> str | None:
+        """Need plain softmax attention over the whole context, reachable through transformers' interface."""
+        from ssd_infer.sparse.views import why_not
+
+        return why_not(target)
+
+    @classmethod
+    def search_space(cls, target: Target) -> dict[str, Sequence[Any]]:
+        """Return every selector, budgets from 2.5 % to 20 %, and γ from 1 to 12."""
+        del target
+        return {
+            "selector": list(selectors()),
+            "ratio": (0.025, 0.05, 0.1, 0.2),
+            "min_budget": (64, 128, 192, 256),
+            "gamma": range(1, 13),
+        }
+
+    @classmethod
+    def max_draft(cls, params: DraftParams) -> int:
+        """Return γ, or the longest draft an adapting γ may reach."""
+        from ssd_infer.sparse.settle import MAX_GAMMA
+
+        settled = cast(SparseAttentionParams, params)
+        return MAX_GAMMA if settled.adapt else int(settled.gamma)
+
+    @classmethod
+    def extra_bytes(cls, target: Target, params: DraftParams) -> int:
+        """Return the working set and the scores of one row at the smallest budget; both grow with the context."""
+        settled = cast(SparseAttentionParams, params)
+        config = target.config
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        slots = int(settled.min_budget) + cls.max_draft(params)
+        return target.num_layers * heads * slots * (2 * size * target.dtype.itemsize + 4)
+
+    @classmethod
+    def resolve(
+        cls, target: Target, params: DraftParams, prompts: list[list[int]], do_sample: bool
+    ) -> Resolved:
+        """Choose γ by measured costs at this batch and context; plain decoding when none is predicted to gain."""
+        from ssd_infer.sparse.settle import settle_sparse
+
+        return settle_sparse(target, cast(SparseAttentionParams, params), prompts, do_sample)

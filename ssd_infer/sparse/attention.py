@@ -1,0 +1,190 @@
+"""Grouped-query attention without copies: query group and verify window are folded into one matrix product.
+
+Queries `(B, H, T, D)` become `(B, KV, G·T, D)`, so keys and values are read once per key/value head and never
+repeated. Softmax runs in float32. The probabilities of a pass are shown to a listener before they are dropped, which
+is where a selector gets its scores; at most one row's (or, for long contexts, one head's) block exists at a time.
+
+A layer view (`views.py`) names this function as its attention backend and carries an `Attend` object of its session;
+the backend only hands over to it. Nothing is global and the target's configuration is not touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AttentionInterface
+
+from ssd_infer.engine.cache import RowCache
+from ssd_infer.engine.window import Window
+from ssd_infer.errors import UnsupportedModelError
+
+BACKEND = "ssd_grouped"
+_BLOCK_BYTES = 4 << 20
+_UNKNOWN = ("softcap", "s_aux", "position_bias")
+
+
+class Attend(Protocol):
+    """How the attention modules of one view attend."""
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """Return `(B, T, H, D)` for queries `(B, H, T, D)` and keys and values `(B, KV, S, D)`."""
+
+
+class Listener(Protocol):
+    """Who wants to see attention probabilities."""
+
+    def hear(self, layer: int, rows: slice, heads: slice, probs: Tensor, starts: list[int]) -> None:
+        """Take `(rows, heads, G, T, S)` float32 probabilities of windows that begin at slots `starts`."""
+
+
+def _backend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **more: Any,
+) -> tuple[Tensor, None]:
+    """Serve as transformers' attention function for modules of a view, which mask by themselves."""
+    del attention_mask
+    unknown = [name for name in _UNKNOWN if more.get(name) is not None]
+    if unknown or dropout:
+        raise UnsupportedModelError(f"grouped attention knows nothing of {', '.join(unknown) or 'dropout'}")
+    attend: Attend = module.ssd_attend  # type: ignore[assignment]
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return attend.attend(module.layer_idx, query, key, value, scale), None  # type: ignore[arg-type]
+
+
+AttentionInterface.register(BACKEND, _backend)
+
+
+class FullAttention:
+    """Causal attention of prefill and verify passes over all slots of a row cache."""
+
+    def __init__(
+        self, cache: RowCache, listener: Listener | None = None, prompts: Sequence[int] = (), ends: int = 0
+    ) -> None:
+        """Attend in `cache`; show `listener` every window, and the last `ends` queries of `prompts` (lengths)."""
+        self._cache = cache
+        self.listener = listener
+        self._prompts = prompts
+        self._ends = ends
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """Attend causally at the window the cache is aimed at; see `Attend`."""
+        window = self._cache.window
+        if window.start != 0:
+            return window_attention(layer, query, key, value, scaling, window, self.listener)
+        if self._ends:
+            self._show_ends(layer, query, key, value, scaling)
+        return prefill_attention(query, key, value, scaling)
+
+    def _show_ends(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> None:
+        """Attend from the last queries of each prompt for the listener's sake; neighbours of one length go together."""
+        row = 0
+        for end, same in groupby(self._prompts):
+            rows = slice(row, row + len(list(same)))
+            row, first = rows.stop, max(0, end - self._ends)
+            tail = Window(self._cache.window.geometry, [first] * (rows.stop - rows.start), end - first)
+            ends = query[rows, :, first:end]
+            window_attention(layer, ends, key[rows], value[rows], scaling, tail, self.listener, rows.start)
+
+
+def prefill_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    """Attend causally from slot 0: `(B, H, T, D)` against `(B, KV, T, D)` → `(B, T, H, D)`."""
+    group = query.shape[1] // key.shape[1]
+    if query.device.type == "cpu":  # its grouped kernel is slower than the copy, which a prefill can afford
+        key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
+        out = functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
+    else:
+        out = functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scaling, enable_gqa=True
+        )
+    return out.transpose(1, 2)
+
+
+def window_attention(
+    layer: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scaling: float,
+    window: Window,
+    listener: Listener | None,
+    first_row: int = 0,
+) -> Tensor:
+    """Attend from `(B, H, T, D)` queries at `window` to `(B, KV, S, D)` slots; return `(B, T, H, D)`.
+
+    `first_row` is what the listener knows the first of these rows as.
+    """
+    batch, heads, width, _ = query.shape
+    kv = key.shape[1]
+    folded = (query * scaling).reshape(batch, kv, heads // kv * width, -1)
+    out = query.new_empty((*folded.shape[:3], value.shape[-1]))
+    for rows, part in _blocks(folded, window):
+        starts = window.starts[rows]
+        end = max(starts) + width
+        scores = _product(folded[rows, part], key[rows, part, :end].transpose(-1, -2)).float()
+        _hide_future(scores, starts, width)
+        probs = scores.softmax(dim=-1)
+        if listener is not None:
+            known = slice(rows.start + first_row, rows.stop + first_row)
+            listener.hear(layer, known, part, probs.unflatten(2, (-1, width)), starts)
+        out[rows, part] = _product(probs.to(value.dtype), value[rows, part, :end])
+    return out.view(batch, heads, width, -1).transpose(1, 2)
+
+
+def selected_attention(
+    query: Tensor, key: Tensor, value: Tensor, scaling: float, hidden: Tensor | None
+) -> Tensor:
+    """Attend from one query a row `(B, H, 1, D)` to all of `(B, KV, W, D)` but `hidden` `(B, 1, 1, W)` (additive)."""
+    batch, heads, _, size = query.shape
+    kv = key.shape[1]
+    folded = query.reshape(batch, kv, heads // kv, size)
+    out = functional.scaled_dot_product_attention(folded, key, value, attn_mask=hidden, scale=scaling)
+    return out.reshape(batch, 1, heads, -1)
+
+
+def _blocks(folded: Tensor, window: Window) -> Iterator[tuple[slice, slice]]:
+    """Cut a pass into blocks of rows and heads whose scores stay in cache; long rows of different lengths go alone."""
+    batch, kv, queries, _ = folded.shape
+    every = slice(0, kv)
+    if folded.device.type != "cpu":
+        yield slice(0, batch), every
+        return
+    row_bytes = 4 * kv * queries * window.end
+    if row_bytes > 2 * _BLOCK_BYTES:
+        yield from ((slice(b, b + 1), slice(h, h + 1)) for b in range(batch) for h in range(kv))
+        return
+    limit = _BLOCK_BYTES if window.start is not None else _BLOCK_BYTES // 16
+    step = max(1, limit // row_bytes)
+    yield from ((slice(b, min(b + step, batch)), every) for b in range(0, batch, step))
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """Return the batched product; in low precision CPUs are faster on one plain product after the other."""
+    if left.device.type != "cpu" or left.dtype.itemsize > 2:
+        return left @ right
+    out = left.new_empty((*left.shape[:-1], right.shape[-1]))
+    for row in range(left.shape[0]):
+        for head in range(left.shape[1]):
+            torch.mm(left[row, head], right[row, head], out=out[row, head])
+    return out
+
+
+def _hide_future(scores: Tensor, starts: list[int], width: int) -> None:
+    """Set scores `(rows, heads, G·T, S)` of slots after each query's own to -inf."""
+    first = min(starts)
+    if width == 1 and first == max(starts):
+        return
+    tail = scores[..., first:].unflatten(2, (-1, width))
+    slots = torch.arange(first, scores.shape[-1], device=scores.device)
+    own = torch.tensor(starts, device=scores.device)[:, None] + torch.arange(width, device=scores.device)
+    tail.masked_fill_((slots > own.unsqueeze(-1))[:, None, None], -torch.inf)
