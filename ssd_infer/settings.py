@@ -17,7 +17,7 @@ from ssd_infer.config import option_names
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
-TASKS = ("auto", "stdlib_prose", "stdlib_code")
+TASKS = ("auto", "stdlib_prose", "stdlib_code", "long_continuation", "copy", "needle")
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class EvalSettings:
     draft_params: dict[str, Any] = field(default_factory=dict)
     """Parameters of that one strategy; what is left out is `auto`."""
     tasks: list[str] = field(default_factory=lambda: ["auto"])
-    """Prompt sets: auto, stdlib_prose, stdlib_code or file:PATH."""
+    """Prompt sets: auto, stdlib_prose, stdlib_code, long_continuation, copy, needle or file:PATH."""
     out: str | None = None
     """Directory of the report; null means `report/` inside the checkpoint."""
     samples: int = 32
