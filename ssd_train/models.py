@@ -46,9 +46,7 @@ def build(
     assert isinstance(cfg, ScratchModelConfig)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            config, dtype=_DTYPES[dtype]
-        )
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=_DTYPES[dtype])
         if cfg.scale_residual_init:
             scale_residual_projections(model, cfg.num_layers)
     return model
@@ -165,7 +163,7 @@ def check_vocabulary(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBas
 
 def _pretrained(cfg: HFModelConfig, dtype: str) -> PreTrainedModel:
     check_weight_files(Path(cfg.name).expanduser())
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             cfg.name, revision=cfg.revision, trust_remote_code=cfg.trust_remote_code, dtype=_DTYPES[dtype]

@@ -55,7 +55,9 @@ class Reporter:
         _show(out)
         best = store.best()
         if best is not None and best != store.path(steps[-1]):
-            print(f"longest simulated acceptance: {best}; python -m ssd_infer checkpoint={best} reports on it")
+            print(
+                f"longest simulated acceptance: {best}; python -m ssd_infer checkpoint={best} reports on it"
+            )
 
     def _evaluate(self, path: Path, step: int) -> None:
         from ssd_infer.evaluation import evaluate

@@ -25,7 +25,7 @@ class EarlyExitParams(DraftParams):
 
     exit_layer: int | Auto = "auto"
     gamma: int | Auto = "auto"
-    confidence: float = 0.0
+    confidence: float | Auto = "auto"
 
     def problems(self, target: Target) -> list[Problem]:
         """Check 1 <= exit_layer < L, gamma >= 1 and 0 <= confidence < 1."""
@@ -37,7 +37,7 @@ class EarlyExitParams(DraftParams):
                     "draft_params.exit_layer", rule, self.exit_layer, f"try {max(1, target.num_layers // 4)}"
                 )
             )
-        if not 0 <= self.confidence < 1:
+        if self.confidence != "auto" and not 0 <= self.confidence < 1:
             found.append(
                 Problem("draft_params.confidence", "must be in [0, 1)", self.confidence, "0 turns it off")
             )
@@ -57,7 +57,7 @@ class EarlyExit(Stepwise):
         settled = cast(EarlyExitParams, params)
         self.exit_layer = self.resume_layer = int(settled.exit_layer)
         self.gamma = int(settled.gamma)
-        self.confidence = settled.confidence
+        self.confidence = 0.0 if settled.confidence == "auto" else settled.confidence
 
     def step(self, token: Tensor, offset: int) -> Tensor:
         """Run the first E layers on one `token` `(B,)` a row; return exit states `(B, 1, d)`."""

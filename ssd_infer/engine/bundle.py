@@ -27,6 +27,7 @@ _MODULES = (
     "ssd_infer.drafts.early_exit",
     "ssd_infer.engine.loop",
     "ssd_infer.engine.costs",
+    "ssd_infer.engine.rounds",
     "ssd_infer.engine.calibrate",
     "ssd_infer.engine.bridge",
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -45,7 +45,7 @@ class Costs:
         """Return seconds of one drafted token at `exit_layer`."""
         return self.step_at(1) + exit_layer * self.layer_at(1)
 
-    def verify(self, exit_layer: int, gamma: int) -> float:
+    def verify(self, exit_layer: int, gamma: float) -> float:
         """Return seconds of a verify pass over γ drafts whose first `exit_layer` layers are already done."""
         width = gamma + 1
         return (
@@ -107,15 +107,3 @@ def timed(call: Callable[[], None], device: torch.device) -> float:
 def predicted_speedup(alpha: float, gamma: float, c: float, verify_ratio: float) -> float:
     """Return (1 + γα) / (γc + v(γ+1)): pooled α at this fixed γ, costs as shares of one plain step."""
     return (1 + gamma * alpha) / (gamma * c + verify_ratio)
-
-
-def mean_tau(overlap: Sequence[torch.Tensor], gamma: int) -> float:
-    """Return the expected tokens per verify, 1 + E[Σ_k Π_{i≤k} o_i], over all starting positions of all sequences."""
-    total = count = 0.0
-    for series in overlap:
-        survive = torch.ones_like(series)
-        for ahead in range(min(gamma, series.numel())):
-            survive = survive[: series.numel() - ahead] * series[ahead:]
-            total += float(survive.sum())
-        count += series.numel()
-    return 1.0 + total / max(count, 1.0)

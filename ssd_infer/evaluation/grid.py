@@ -50,20 +50,6 @@ def _cell(found: Prediction) -> Cell:
     }
 
 
-def choose(grid: dict[str, list[Cell]]) -> tuple[int, int] | None:
-    """Return the (exit, γ) whose predicted and measured speedup have the largest product; None if none was measured.
-
-    Either alone is noisy: a prediction knows few tokens, a measurement few seconds.
-    """
-    predicted = {(cell["exit_layer"], cell["gamma"]): cell["speedup"] for cell in grid["predicted"]}
-    scores = {
-        key: predicted[key] * cell["speedup"]
-        for cell in grid["measured"]
-        if (key := (cell["exit_layer"], cell["gamma"])) in predicted
-    }
-    return max(scores, key=lambda key: float(scores[key]), default=None)
-
-
 def measured_cells(
     model: nn.Module, cells: list[Cell], prompts: list[list[int]], device: torch.device, deadline: Deadline
 ) -> list[Cell]:

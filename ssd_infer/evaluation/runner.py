@@ -12,7 +12,7 @@ from ssd_infer.engine.target import Target
 from ssd_infer.evaluation.bench import Bench, Say, open_bench, torch_threads
 from ssd_infer.evaluation.budget import Deadline
 from ssd_infer.evaluation.contenders import Sampling
-from ssd_infer.evaluation.grid import Cell, choose, measured_cells, predicted_cells
+from ssd_infer.evaluation.grid import Cell, measured_cells, predicted_cells
 from ssd_infer.evaluation.identity import environment, identity
 from ssd_infer.evaluation.quality import exit_quality
 from ssd_infer.evaluation.section import Section, judge, rows, run_section
@@ -41,7 +41,7 @@ def evaluate(settings: EvalSettings, say: Say | None = None) -> dict[str, Any]:
         bench = open_bench(settings, say or logger.info)
         quality = _quality(bench)
         grid = _grid(bench)
-        sections = _sections(bench, _tuned(bench, grid))
+        sections = _sections(bench)
         report = assemble(bench, sections, quality, grid)
     write_report(report, report_folder(settings), list(_samples(sections)))
     return report
@@ -84,7 +84,7 @@ def assemble(
     }
 
 
-def _sections(bench: Bench, params: dict[str, dict[str, Any]]) -> list[Section]:
+def _sections(bench: Bench) -> list[Section]:
     """Time all settings, then judge them: the time limit must not be spent by the first one."""
     settings = bench.settings
     samplings = [
@@ -93,7 +93,7 @@ def _sections(bench: Bench, params: dict[str, dict[str, Any]]) -> list[Section]:
     shares = _shares(samplings)
     sections = []
     for sampling in samplings:
-        section = run_section(bench, sampling, bench.budget.deadline(next(shares)), params)
+        section = run_section(bench, sampling, bench.budget.deadline(next(shares)))
         judge(bench, section, bench.budget.deadline(next(shares)))
         sections.append(section)
     return sections
@@ -133,14 +133,6 @@ def _grid(bench: Bench) -> dict[str, list[Cell]]:
         "predicted": cells,
         "measured": measured_cells(bench.model, cells, bench.calibration, bench.device, deadline),
     }
-
-
-def _tuned(bench: Bench, grid: dict[str, list[Cell]]) -> dict[str, dict[str, Any]]:
-    """Return the best cell of the grid as the greedy early-exit parameters, unless the user chose them."""
-    best = choose(grid)
-    if best is None or bench.settings.draft_params:
-        return {}
-    return {"early_exit": {"exit_layer": best[0], "gamma": best[1]}}
 
 
 def _protocol(bench: Bench, sections: list[Section]) -> dict[str, Any]:

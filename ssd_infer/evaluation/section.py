@@ -40,15 +40,12 @@ class Section:
     """Additions to a strategy row's `extra`, by name."""
 
 
-def run_section(
-    bench: Bench, sampling: Sampling, deadline: Deadline, params: dict[str, dict[str, Any]]
-) -> Section:
-    """Line up, time and judge all contenders at one sampling setting; `params` replaces settled ones by row name."""
+def run_section(bench: Bench, sampling: Sampling, deadline: Deadline) -> Section:
+    """Line up and time all contenders at one sampling setting."""
     settings = bench.settings
     field_ = line_up(
         bench.model, bench.target, settings.draft, settings.draft_params, sampling, bench.calibration
     )
-    _replace(bench, field_, sampling, params)
     contenders = [*_baselines(bench, sampling), *field_.contenders, *_peers(bench, sampling, field_)]
     how = "greedy" if sampling.greedy else f"temperature {sampling.temperature:g}"
     bench.say(f"decoding with {len(contenders)} contenders, {how}")
@@ -112,16 +109,6 @@ def rows(section: Section) -> tuple[list[dict[str, Any]], list[dict[str, Any]], 
             verdict = section.verdicts.get(item.name, missing)
             strategies.append(strategy_row(item, section.board, verdict, section.more.get(item.name, {})))
     return baselines, peers, strategies + [absent_row(item) for item in section.absent]
-
-
-def _replace(bench: Bench, field_: Field, sampling: Sampling, params: dict[str, dict[str, Any]]) -> None:
-    for contender in field_.contenders:
-        if contender.name in params and not contender.plain:
-            contender.params = contender.params | params[contender.name]
-            contender.decode = ours(bench.model, contender.draft, contender.params, sampling)
-            contender.note = (
-                "parameters: best cell of the grid by predicted × measured speedup, on calibration prompts"
-            )
 
 
 def _baselines(bench: Bench, sampling: Sampling) -> list[Contender]:

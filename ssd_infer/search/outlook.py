@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
+from ssd_infer.engine.rounds import draft_limits, expected_rounds, greedy_rounds
 from ssd_infer.engine.views import SkipSet
 from ssd_infer.search.latency import SublayerCosts
 from ssd_infer.search.material import Scores
@@ -51,48 +49,15 @@ def foresee(
     found = []
     gammas = list(gammas)
     for threshold in thresholds:
-        stops = _stops(scores.confidence, threshold)
+        stops = draft_limits(scores.confidence, threshold)
         for gamma in gammas:
-            rounds = _greedy_rounds if greedy else _expected_rounds
+            rounds = greedy_rounds if greedy else expected_rounds
             accepted, drafted = rounds(scores.acceptance, stops, gamma)
             v = costs.verify_ratio(drafted)
             alpha = accepted / drafted if drafted else 0.0
             speedup = (1 + accepted) / (drafted * c + v)
             found.append(Outlook(gamma, threshold, alpha, 1 + accepted, drafted, c, v, speedup))
     return max(found, key=lambda outlook: outlook.speedup)
-
-
-def _stops(confidence: Tensor, threshold: float) -> Tensor:
-    """Return, for each start `(B, T)`, how many tokens are drafted until one below `threshold` was appended."""
-    stops = torch.ones_like(confidence)
-    unsure = confidence < threshold
-    for at in range(confidence.shape[1] - 2, -1, -1):
-        stops[:, at] = torch.where(unsure[:, at], 1.0, 1.0 + stops[:, at + 1])
-    return stops
-
-
-def _greedy_rounds(bits: Tensor, stops: Tensor, gamma: int) -> tuple[float, float]:
-    """Follow the rounds of greedy decoding along every row; return mean accepted and drafted tokens a round."""
-    rounds = accepted = drafted = 0
-    for flags, quits in zip(bits.tolist(), stops.tolist(), strict=True):
-        at, end = 0, len(flags)
-        while at < end:
-            limit = int(min(gamma, quits[at], end - at))
-            run = next((k for k in range(limit) if not flags[at + k]), limit)
-            rounds, accepted, drafted, at = rounds + 1, accepted + run, drafted + limit, at + run + 1
-    return accepted / max(rounds, 1), drafted / max(rounds, 1)
-
-
-def _expected_rounds(overlap: Tensor, stops: Tensor, gamma: int) -> tuple[float, float]:
-    """Return expected accepted and drafted tokens of a round, averaged over all starting positions."""
-    width = overlap.shape[1]
-    limits = torch.minimum(stops, torch.tensor(float(gamma)))
-    survive, accepted = torch.ones_like(overlap), torch.zeros_like(overlap)
-    for ahead in range(min(gamma, width)):
-        live = width - ahead
-        survive = survive[:, :live] * overlap[:, ahead:]
-        accepted[:, :live] += survive * (limits[:, :live] > ahead)
-    return float(accepted.mean()), float(limits.mean())
 
 
 def geometric_speedup(acceptance: float, gamma: int, c: float, verify_ratio: float) -> float:

@@ -43,7 +43,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int, max_length: int) -> PreTrai
         show_progress=False,
     )
     backend.train_from_iterator(_sample(texts), trainer=trainer)
-    tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast(
         tokenizer_object=backend,
         bos_token=EOS,  # documents follow one another, so the end of one is the begin of the next
         eos_token=EOS,

@@ -1,4 +1,4 @@
-"""The E × γ grid: what is shown, what is chosen."""
+"""The E × γ grid: what is shown."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from ssd_infer.evaluation.grid import GAMMAS, choose, predicted_cells, shown_exits
-from tests.report.sample import sample_report
+from ssd_infer.evaluation.grid import GAMMAS, predicted_cells, shown_exits
 
 
 @pytest.mark.parametrize(("count", "best"), [(3, 2), (10, 4), (12, 7), (24, 2), (40, 33)])
@@ -28,7 +27,7 @@ class Profile:
         from ssd_infer.engine.calibrate import Prediction
 
         speedup = 2.0 - 0.1 * abs(exit_layer - 13) - 0.1 * abs(gamma - 7)
-        return Prediction(exit_layer, gamma, 0.5, 2.0, 0.1, 1.1, speedup)
+        return Prediction(exit_layer, gamma, 0.0, 0.5, 2.0, 0.1, 1.1, speedup)
 
     def best(self) -> Any:
         return self.predict(13, 7)
@@ -39,21 +38,3 @@ def test_predicted_cells_hold_the_best_prediction() -> None:
     best = max(cells, key=lambda cell: cell["speedup"])
     assert (best["exit_layer"], best["gamma"], best["speedup"]) == (13, 7, 2.0)
     assert {cell["gamma"] for cell in cells} == {*GAMMAS, 7}
-
-
-def test_choice_weighs_prediction_and_measurement() -> None:
-    predicted = [
-        {"exit_layer": 1, "gamma": gamma, "speedup": speedup}
-        for gamma, speedup in ((1, 1.0), (2, 1.5), (3, 1.6))
-    ]
-    measured = [
-        {"exit_layer": 1, "gamma": gamma, "speedup": speedup}
-        for gamma, speedup in ((1, 1.7), (2, 1.6), (3, 1.2))
-    ]
-    assert choose({"predicted": predicted, "measured": measured}) == (1, 2)
-    assert choose({"predicted": predicted, "measured": []}) is None
-
-
-def test_sample_grid_is_chosen_from_measured_cells_only() -> None:
-    grid = sample_report()["strategies"][0]["extra"]["grid"]
-    assert choose(grid) in {(cell["exit_layer"], cell["gamma"]) for cell in grid["measured"]}

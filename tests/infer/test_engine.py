@@ -10,8 +10,9 @@ import torch
 import ssd_infer
 from ssd_infer import drafts
 from ssd_infer.drafts.early_exit import EarlyExit
-from ssd_infer.engine.calibrate import ExitProfile, _simulate, profile, remember
-from ssd_infer.engine.costs import Costs, mean_tau, predicted_speedup
+from ssd_infer.engine.calibrate import THRESHOLDS, ExitProfile, profile, remember
+from ssd_infer.engine.costs import Costs, predicted_speedup
+from ssd_infer.engine.rounds import draft_limits, expected_rounds, greedy_rounds
 from ssd_infer.engine.stats import RowStats
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import ConfigError, UnsupportedModelError
@@ -207,8 +208,10 @@ def test_costs_reproduce_the_papers_ideal_speedups() -> None:
 
 
 def test_tau_of_independent_acceptance_is_the_geometric_sum() -> None:
-    series = [torch.full((4000,), 0.6)]
-    assert mean_tau(series, 4) == pytest.approx(sum(0.6**k for k in range(5)), rel=1e-3)
+    overlap = torch.full((1, 4000), 0.6)
+    accepted, drafted = expected_rounds(overlap, draft_limits(overlap, 0.0), 4)
+    assert 1 + accepted == pytest.approx(sum(0.6**k for k in range(5)), rel=1e-3)
+    assert drafted == pytest.approx(4.0, rel=1e-3)
 
 
 def test_simulated_acceptance_is_the_measured_one(tiny_model: ModelFactory) -> None:
@@ -222,9 +225,21 @@ def test_simulated_acceptance_is_the_measured_one(tiny_model: ModelFactory) -> N
 
 
 def test_simulation_by_hand() -> None:
-    bits = [torch.tensor([1.0, 1.0, 0.0, 1.0, 0.0, 0.0])]
-    assert _simulate(bits, 2) == pytest.approx(1 + 3 / 3)  # 11|0→ skip… rounds accept 2, 1, 0
-    assert _simulate(bits, 1) == pytest.approx(1 + 2 / 4)
+    bits = torch.tensor([[1.0, 1.0, 0.0, 1.0, 0.0, 0.0]])
+    sure = draft_limits(torch.ones_like(bits), 0.0)
+    assert greedy_rounds(bits, sure, 2) == (3 / 3, 5 / 3)  # accepts 2 of 2, 1 of 2, 0 of 1
+    assert greedy_rounds(bits, sure, 1) == (2 / 4, 1.0)
+
+
+def test_a_confidence_stop_is_chosen_when_confidence_tells_right_from_wrong() -> None:
+    runs = torch.cat([(torch.arange(n + 1) != n).float() for n in (1, 9, 2, 12, 0, 7) * 8])
+    right = runs.repeat(2, 4, 1)
+    informed = ExitProfile(right, right * 0.9, _flat_costs(), do_sample=False)
+    blind = ExitProfile(right, torch.full_like(right, 0.9), _flat_costs(), do_sample=False)
+    best = informed.best(thresholds=THRESHOLDS)
+    assert best.confidence > 0
+    assert best.speedup > informed.best().speedup
+    assert blind.best(thresholds=THRESHOLDS).speedup == blind.best().speedup
 
 
 def _flat_costs() -> Costs:
@@ -232,7 +247,9 @@ def _flat_costs() -> Costs:
 
 
 def _constant(level: float) -> ExitProfile:
-    return ExitProfile([torch.full((2, 200), level)], _flat_costs(), do_sample=True)
+    return ExitProfile(
+        torch.full((2, 1, 200), level), torch.full((2, 1, 200), 0.9), _flat_costs(), do_sample=True
+    )
 
 
 def test_auto_takes_the_fastest_and_falls_back_when_nothing_gains(tiny_model: ModelFactory) -> None:
