@@ -70,6 +70,7 @@ class SparseAttention(Stepwise):
         """Give the session layers whose attention tells the selector what it saw; no `auto` may be left."""
         from ssd_infer.sparse.attention import FullAttention
         from ssd_infer.sparse.quest import Quest
+        from ssd_infer.sparse.reads import Reads
         from ssd_infer.sparse.selectors import Budget, Shape
         from ssd_infer.sparse.settle import pace_of
         from ssd_infer.sparse.views import attention_view
@@ -91,12 +92,15 @@ class SparseAttention(Stepwise):
         self._dense = attention_view(target, FullAttention(cache))
         self._sparse = attention_view(target, self.paged or self.working)
         self._selected = False
-        self._reads = {"draft": 0, "verify": 0, "tokens": 0}
+        self.reads = Reads()
+        self._slot_bytes = 0
 
     def begin(self) -> None:
         """Listen to verify passes only where the selector wants them."""
         if not self.selector.listens:
             self.full.listener = None
+        cache = self.session.cache
+        self._slot_bytes = cache.nbytes() // (cache.batch * cache.capacity)
 
     def propose(self, limit: int) -> Proposal:
         """Gather what the selector chooses and draft on it; drafts are dense while there is nothing to choose by."""
@@ -110,7 +114,7 @@ class SparseAttention(Stepwise):
         elif self._selected:
             choice = self.selector.choose(lengths)
             self.working.gather(choice.slots, choice.hidden, gamma)
-        self._count(gamma, lengths)
+        self.reads.drafted(lengths, gamma, self.selector.width(lengths) if self._selected else None)
         return self.extend(gamma, self.session.pending)
 
     def step(self, token: Tensor, offset: int) -> Tensor:
@@ -129,7 +133,7 @@ class SparseAttention(Stepwise):
         self.selector.committed(feedback.accepted)
         if self._selected:
             self.pace.learn(feedback.accepted, feedback.counts)
-        self._reads["tokens"] += sum(feedback.accepted) + len(feedback.accepted)
+        self.reads.verified(self.session.lengths, feedback.counts, feedback.accepted)
 
     def keep_rows(self, kept: list[int]) -> None:
         """Drop the scores of ended rows."""
@@ -144,20 +148,11 @@ class SparseAttention(Stepwise):
         return Balanced
 
     def report(self) -> dict[str, Any]:
-        """Return agreement, and the cache slots read by drafts and by verification, a token."""
+        """Return agreement, and the cache slots and bytes read for one token."""
         from ssd_infer.sparse.settle import agreement_key, remember
 
         remember(self.session.target, agreement_key(self.params), self.pace.agreement)
-        tokens = max(1, self._reads["tokens"])
-        reads = {f"slots_per_token_{name}": self._reads[name] / tokens for name in ("draft", "verify")}
-        return {"agreement": self.pace.agreement} | reads
-
-    def _count(self, gamma: int, lengths: list[int]) -> None:
-        """Count the slots this round reads in each layer and head."""
-        rows = len(lengths)
-        width = self.selector.width(lengths) * rows if self._selected else sum(lengths)
-        self._reads["draft"] += gamma * width + rows * gamma * (gamma - 1) // 2
-        self._reads["verify"] += sum(lengths) + rows * (gamma + 1)
+        return {"agreement": self.pace.agreement} | self.reads.report(self._slot_bytes)
 
     @classmethod
     def applicable(cls, target: Target) -> str | None:
@@ -190,8 +185,8 @@ class SparseAttention(Stepwise):
         """Return the working set and the scores of one row at the smallest budget; both grow with the context."""
         settled = cast(SparseAttentionParams, params)
         config = target.config
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+        size: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         slots = int(settled.min_budget) + cls.max_draft(params)
         return target.num_layers * heads * slots * (2 * size * target.dtype.itemsize + 4)
 

@@ -139,8 +139,9 @@ class _Bench:
             stored.fill_(0.01)
 
     def _embed(self, width: int) -> torch.Tensor:
-        batch = len(self.session.lengths)
-        return self.target.embed(torch.zeros((batch, width), dtype=torch.long, device=self.target.device))
+        ids = torch.zeros((len(self.session.lengths), width), dtype=torch.long, device=self.target.device)
+        hidden: torch.Tensor = self.target.embed(ids)
+        return hidden
 
     def full(self, width: int, view: SelfMasking) -> None:
         """Run full attention over a window of `width`."""

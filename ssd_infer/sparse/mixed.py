@@ -15,7 +15,8 @@ from torch import Tensor
 
 from ssd_infer.engine.cache import RowCache
 from ssd_infer.engine.window import Geometry, Window
-from ssd_infer.sparse.attention import Listener, selected_attention, window_attention
+from ssd_infer.sparse.attention import selected_attention, window_attention
+from ssd_infer.sparse.listener import Listener
 from ssd_infer.sparse.working_set import flat_index, take
 
 

@@ -60,7 +60,8 @@ class Balanced(Decoding):
         drafter = self.drafter
         assert isinstance(drafter, SparseAttention)
         rows = len(self.session.rows)
-        self.selector, self.gamma = drafter.selector, drafter.gamma
+        self.selector, self.gamma, self.reads = drafter.selector, drafter.gamma, drafter.reads
+        self.pace = drafter.pace
         self.chosen = MixedSet(rows, self.gamma)
         heard = self.selector if self.selector.listens else None
         self.cache = MixedCache(self.session.cache, self.chosen, heard)
@@ -84,6 +85,9 @@ class Balanced(Decoding):
     def _extend(self, drafting: list[Segment], logits: Tensor) -> None:
         """Choose the next draft of each drafting row."""
         sampler = self.session.sampler
+        for part in drafting:
+            width = self.chosen.widths[part.row] + part.ahead if part.sparse else part.start
+            self.reads.draft += width
         own = logits[[part.first for part in drafting]]
         probs = None if sampler.greedy else sampler.probs(own)
         tokens = own.argmax(dim=-1) if probs is None else sampler.draw(probs)
@@ -110,6 +114,10 @@ class Balanced(Decoding):
             session.sampler,
         )
         lengths, ended = list(session.lengths), set()
+        before = [lengths[part.row] for part in verifying]
+        self.reads.verified(before, counts, accepted.tolist())
+        sparse = [at for at, part in enumerate(verifying) if self.sparse[part.row]]
+        self.pace.learn([int(accepted[at]) for at in sparse], [counts[at] for at in sparse])
         for part, count, took, token in zip(
             verifying, counts, accepted.tolist(), following.tolist(), strict=True
         ):

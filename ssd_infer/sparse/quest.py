@@ -64,9 +64,9 @@ class Quest(Selector):
         slots, hidden = self._slots(layer, query, window.starts)
         keys, values = self._cache.held(layer)
         rows = flat_index(slots, keys)
-        chosen = (take(stored, rows, slots.shape[-1]) for stored in (keys, values))
+        keys, values = take(keys, rows, slots.shape[-1]), take(values, rows, slots.shape[-1])
         mask = torch.zeros(hidden.shape, dtype=query.dtype, device=query.device)
-        return selected_attention(query, *chosen, scaling, mask.masked_fill_(hidden, -torch.inf))
+        return selected_attention(query, keys, values, scaling, mask.masked_fill_(hidden, -torch.inf))
 
     def _slots(self, layer: int, query: Tensor, now: list[int]) -> tuple[Tensor, Tensor]:
         """Return slots `(B, KV, W)` and which of them `(B, KV, 1, W)` are not to be seen by queries at slots `now`."""

@@ -73,8 +73,10 @@ class Selector(ABC):
         """Tell whether there is anything to choose by; until then drafts are dense."""
         return True
 
-    def hear(self, layer: int, rows: slice, heads: slice, probs: Tensor, starts: list[int]) -> None:
-        """Learn from probabilities `(rows, heads, G, T, S)` of windows beginning at `starts`."""
+    def hear(
+        self, layer: int, rows: slice, heads: slice, probs: Tensor, starts: list[int], first: int = 0
+    ) -> None:
+        """Learn from probabilities of a pass; see `Listener`."""
 
     def committed(self, accepted: list[int]) -> None:
         """Note how many drafts each row accepted; its pending token became a slot too."""
@@ -136,13 +138,15 @@ class Pillar(_Scored):
     name = "pillar"
     listens = True
 
-    def hear(self, layer: int, rows: slice, heads: slice, probs: Tensor, starts: list[int]) -> None:
+    def hear(
+        self, layer: int, rows: slice, heads: slice, probs: Tensor, starts: list[int], first: int = 0
+    ) -> None:
         """Score S(j) = Σ_h Σ_i p / (G·vis(j)), vis(j) being the queries that can see slot j."""
-        group, width, end = probs.shape[2:]
-        slots = torch.arange(end, device=probs.device)
+        group, width, count = probs.shape[2:]
+        slots = torch.arange(first, first + count, device=probs.device)
         totals = torch.tensor(starts, device=probs.device)[:, None] + width
         visible = (totals - slots).clamp(1, width)[:, None]
-        self.scores[layer, rows, heads, :end] = probs.sum(dim=(2, 3)) / (group * visible)
+        self.scores[layer, rows, heads, first : first + count] = probs.sum(dim=(2, 3)) / (group * visible)
         self._heard = True
 
 
@@ -154,9 +158,11 @@ class Vegas(_Scored):
     prompt_queries = 1
     per_head = False
 
-    def hear(self, layer: int, rows: slice, heads: slice, probs: Tensor, starts: list[int]) -> None:
+    def hear(
+        self, layer: int, rows: slice, heads: slice, probs: Tensor, starts: list[int], first: int = 0
+    ) -> None:
         """Add the probabilities of the first and the last query."""
-        board = self.scores[layer, rows, 0, : probs.shape[-1]]
+        board = self.scores[layer, rows, 0, first : first + probs.shape[-1]]
         if heads.start == 0:
             board.zero_()
         board += probs[:, :, :, 0].sum(dim=(1, 2)) + probs[:, :, :, -1].sum(dim=(1, 2))
@@ -173,7 +179,9 @@ class SnapKV(_Scored):
     prompt_queries = 32
     kernel = 5
 
-    def hear(self, layer: int, rows: slice, heads: slice, probs: Tensor, starts: list[int]) -> None:
+    def hear(
+        self, layer: int, rows: slice, heads: slice, probs: Tensor, starts: list[int], first: int = 0
+    ) -> None:
         """Sum over the window, average neighbours, sum over the group."""
         votes = probs.sum(dim=3)
         pooled = functional.avg_pool1d(

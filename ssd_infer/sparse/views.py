@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,10 +21,9 @@ def attention_view(target: Target, attend: Attend) -> SelfMasking:
 
 
 def _view(layer: nn.Module, attend: Attend) -> nn.Module:
-    view, own = copy.copy(layer), layer._modules["self_attn"]
-    module = copy.copy(own)
+    view, module = copy.copy(layer), copy.copy(layer._modules["self_attn"])
     assert module is not None
-    config = copy.copy(module.config)
+    config: Any = copy.copy(module.config)
     config._attn_implementation_internal = BACKEND
     module.__dict__ |= {"config": config, "ssd_attend": attend}
     view._modules = layer._modules | {"self_attn": module}

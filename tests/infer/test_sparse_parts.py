@@ -9,11 +9,12 @@ from torch import Tensor
 from ssd_infer.engine.cache import RowCache
 from ssd_infer.engine.target import Target
 from ssd_infer.engine.window import Geometry, Window
-from ssd_infer.sparse import attention
+from ssd_infer.sparse import attention, flex
 from ssd_infer.sparse.attention import FullAttention, prefill_attention, window_attention
 from ssd_infer.sparse.budget import batch_width, budget
 from ssd_infer.sparse.costs import SparseCosts, expected_tokens, measure
 from ssd_infer.sparse.quest import Quest
+from ssd_infer.sparse.reads import Reads
 from ssd_infer.sparse.selectors import Budget, Pillar, Shape, SnapKV, Streaming, Vegas, highest
 from ssd_infer.sparse.views import attention_view, why_not
 from ssd_infer.sparse.working_set import WorkingSet
@@ -65,18 +66,25 @@ class Ear:
         self.probs = torch.zeros(B, KV, H // KV, T, CAP)
         self.blocks = 0
 
-    def hear(self, layer: int, rows: slice, heads: slice, probs: Tensor, starts: list[int]) -> None:
+    def hear(
+        self, layer: int, rows: slice, heads: slice, probs: Tensor, starts: list[int], first: int = 0
+    ) -> None:
         assert layer == 7
         assert len(starts) == probs.shape[0]
-        self.probs[rows, heads, :, :, : probs.shape[-1]] = probs
+        self.probs[rows, heads, :, :, first : first + probs.shape[-1]] = probs
         self.blocks += 1
 
 
-@pytest.mark.parametrize(("block", "blocks"), [(4 << 20, 1), (4096, 3), (1, 6)])
+@pytest.mark.parametrize(("block", "blocks", "plain"), [(4 << 20, 1, 1 << 13), (4096, 3, 1), (1, 6, 1)])
 def test_window_attention_is_dense_attention(
-    tensors: tuple[Tensor, Tensor, Tensor], monkeypatch: pytest.MonkeyPatch, block: int, blocks: int
+    tensors: tuple[Tensor, Tensor, Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+    block: int,
+    blocks: int,
+    plain: int,
 ) -> None:
     monkeypatch.setattr(attention, "_BLOCK_BYTES", block)
+    monkeypatch.setattr(attention, "_PLAIN_FROM", plain)
     query, key, value = tensors
     window, ear = Window(geometry(), STARTS, T), Ear()
     out = window_attention(7, query, key[:, :, :35], value[:, :, :35], 0.3, window, ear)
@@ -84,6 +92,25 @@ def test_window_attention_is_dense_attention(
     torch.testing.assert_close(out, expected, atol=1e-6, rtol=0)  # softmax runs in float32
     torch.testing.assert_close(ear.probs.flatten(1, 2)[..., :35], probs.float(), atol=1e-6, rtol=0)
     assert ear.blocks == blocks
+
+
+@pytest.mark.parametrize("starts", [STARTS, [31] * B])
+def test_the_fused_path_is_the_plain_one(
+    tensors: tuple[Tensor, Tensor, Tensor], monkeypatch: pytest.MonkeyPatch, starts: list[int]
+) -> None:
+    """Where there is no accelerator flex attention runs uncompiled: another program for the same function."""
+    monkeypatch.setattr(flex, "_BLOCK", 16)
+    query, key, value = (part.float() for part in tensors)
+    window, fused, heard = Window(geometry(), starts, T), Ear(), Ear()
+    arguments = (7, query, key[:, :, :35], value[:, :, :35], 0.3, window)
+    out = flex.flex_window_attention(*arguments, fused)
+    torch.testing.assert_close(out, window_attention(*arguments, heard), atol=1e-5, rtol=0)
+    torch.testing.assert_close(fused.probs, heard.probs, atol=1e-5, rtol=0)
+    assert fused.blocks == 3
+    pillars = [Pillar(shape(), Budget(0.1, 4)) for _ in range(2)]
+    flex.flex_window_attention(*arguments, pillars[0])
+    window_attention(*arguments, pillars[1])
+    torch.testing.assert_close(pillars[0].scores, pillars[1].scores, atol=1e-5, rtol=0)
 
 
 def test_rows_of_equal_length_share_a_block(tensors: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -95,7 +122,10 @@ def test_rows_of_equal_length_share_a_block(tensors: tuple[Tensor, Tensor, Tenso
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_low_precision_stays_near(tensors: tuple[Tensor, Tensor, Tensor], dtype: torch.dtype) -> None:
+def test_low_precision_stays_near(
+    tensors: tuple[Tensor, Tensor, Tensor], monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(attention, "_PLAIN_FROM", 1)
     query, key, value = (part.to(dtype) for part in tensors)
     window = Window(geometry(), STARTS, T)
     out = window_attention(0, query, key[:, :, :35], value[:, :, :35], 0.3, window, None)
@@ -192,6 +222,18 @@ def test_streaming_reads_sinks_and_the_latest() -> None:
     assert choice.slots[0, 1, 0, :7].tolist() == list(range(7))
     assert choice.hidden is not None
     assert choice.hidden.tolist() == [[False] * 8, [False] * 7 + [True]]
+
+
+def test_reads_by_hand() -> None:
+    reads = Reads()
+    reads.drafted([100, 50], 3, 10)  # 10, 11, 12 slots, twice
+    reads.verified([100, 50], [3, 3], [3, 0])  # 104 and 54 slots for 4 and 1 tokens
+    assert reads.report(2) == {
+        "slots_per_token_draft": 66 / 5,
+        "slots_per_token_verify": 158 / 5,
+        "kv_bytes_per_token": 2 * 224 / 5,
+        "kv_bytes_per_token_plain": 2 * (101 + 102 + 103 + 104 + 51) / 5,
+    }
 
 
 def test_budgets() -> None:

@@ -66,7 +66,7 @@ def test_rows_end_at_different_times(tiny_model: ModelFactory) -> None:
 
 
 def test_passes_carry_both_kinds_of_work(tiny_model: ModelFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With every draft right, never more than two of eight rows verify in one pass at γ=4; in lock-step all eight do."""
+    """With every draft right at γ=4, no pass verifies more than two of eight rows; in lock-step one verifies all."""
     seen: list[int] = []
 
     class Spy(MixedWindow):

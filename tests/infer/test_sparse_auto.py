@@ -1,0 +1,133 @@
+"""Automatic settings: measured costs decide, γ follows acceptance, and nothing is drafted where nothing is gained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import ssd_infer
+from ssd_infer.drafts.sparse_attention import SparseAttention, SparseAttentionParams
+from ssd_infer.engine.target import Target
+from ssd_infer.sparse import settle
+from ssd_infer.sparse.costs import SparseCosts
+from ssd_infer.sparse.pace import Pace
+from tests.conftest import ModelFactory
+from tests.infer.test_exactness import prompts, reference
+
+CHEAP = SparseCosts(plain=10.0, draft=1.0, select=0.5, widths=(2, 13), verify=(10.0, 13.0))
+DEAR = SparseCosts(plain=1.0, draft=1.0, select=0.5, widths=(2, 13), verify=(2.0, 9.0))
+SMALL = {"ratio": 0.1, "min_budget": 8}
+
+
+def with_costs(monkeypatch: pytest.MonkeyPatch, costs: SparseCosts) -> list[tuple[int, int]]:
+    """Let every measurement find `costs`; return the (context, batch) pairs asked for."""
+    asked: list[tuple[int, int]] = []
+
+    def recall(_target: Target, context: int, batch: int, _ratio: float, _floor: int) -> SparseCosts:
+        asked.append((context, batch))
+        return costs
+
+    monkeypatch.setattr(settle, "recall", recall)
+    return asked
+
+
+def rows_of(count: int) -> list[torch.Tensor]:
+    """Return ragged prompts long enough for drafts to save anything."""
+    return [torch.cat([row] * 5) for row in prompts(count, 97)]
+
+
+def test_auto_decides_by_the_costs_at_this_batch_and_context(
+    tiny_model: ModelFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, rows = tiny_model(), rows_of(4)
+    asked = with_costs(monkeypatch, CHEAP)
+    out = ssd_infer.generate(model, rows, draft="sparse_attention", draft_params=SMALL, max_new_tokens=16)
+    assert set(asked) == {(max(map(len, rows)), 4)}
+    assert out.draft == "sparse_attention"
+    assert out.note.startswith("auto: pillar, γ ")
+    assert out.draft_params["gamma"] == CHEAP.best_gamma(settle._PRIOR, settle.MAX_GAMMA)
+    assert out.sequences == reference(model, rows, 16)
+
+
+def test_no_gain_means_plain_decoding_and_says_so(
+    tiny_model: ModelFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, rows = tiny_model(), rows_of(2)
+    with_costs(monkeypatch, DEAR)
+    out = ssd_infer.generate(model, rows, draft="sparse_attention", draft_params=SMALL, max_new_tokens=8)
+    assert out.draft is None
+    assert out.note.startswith("plain decoding: the best predicted speedup is 0.")
+    assert out.sequences == reference(model, rows, 8)
+
+
+def test_a_short_context_is_not_even_measured(
+    tiny_model: ModelFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = with_costs(monkeypatch, CHEAP)
+    out = ssd_infer.generate(tiny_model(), prompts(2, 97), draft="sparse_attention", max_new_tokens=4)
+    assert (out.draft, asked) == (None, [])
+    assert "read as fast as 192 slots" in out.note
+
+
+def test_a_given_gamma_is_neither_measured_nor_refused(
+    tiny_model: ModelFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = with_costs(monkeypatch, DEAR)
+    params: dict[str, Any] = SMALL | {"gamma": 3}
+    out = ssd_infer.generate(
+        tiny_model(), rows_of(2), draft="sparse_attention", draft_params=params, max_new_tokens=8
+    )
+    assert (out.draft_params["gamma"], out.draft_params["adapt"], asked) == (3, False, [])
+
+
+def test_drafting_stops_when_drafts_are_wrong(
+    tiny_model: ModelFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Random weights and three slots: nearly every draft is wrong, so the predicted gain is soon gone."""
+    model, rows = tiny_model(), rows_of(4)
+    steep = SparseCosts(plain=10.0, draft=4.0, select=1.0, widths=(2, 13), verify=(12.0, 20.0))
+    with_costs(monkeypatch, steep)
+    params = {"selector": "streaming", "ratio": 0.01, "min_budget": 1}
+    out = ssd_infer.generate(model, rows, draft="sparse_attention", draft_params=params, max_new_tokens=60)
+    total = out.stats.total
+    assert out.sequences == reference(model, rows, 60)
+    assert total.drafted < total.rounds
+    assert out.stats.report["agreement"] < settle._PRIOR
+    assert settle.remembered(Target.of(model), ("streaming", 0.01, 1)) == out.stats.report["agreement"]
+
+
+def test_pace_counts_judged_drafts_only() -> None:
+    pace = Pace(0.5, 8, None)
+    pace.learn([8, 2], [8, 8])  # ten right, one wrong, five never judged
+    keep = 0.98 ** (11 / 2)
+    assert pace.agreement == pytest.approx((6 * keep + 10) / (12 * keep + 11))
+    assert pace.gamma(3) == 3
+
+
+def test_pace_follows_agreement() -> None:
+    pace = Pace(0.9, 12, CHEAP)
+    before = pace.gamma(100)
+    for _ in range(40):
+        pace.learn([0], [before])
+    assert pace.gamma(100) < before
+    assert Pace(0.9, 12, DEAR).gamma(100) == 0
+
+
+def test_settled_parameters_are_settled_again_to_themselves(
+    tiny_model: ModelFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An evaluation passes settled parameters back in; an adapting γ keeps adapting."""
+    with_costs(monkeypatch, CHEAP)
+    model = tiny_model()
+    target = Target.of(model)
+    rows = [row.tolist() for row in rows_of(2)]
+    first = SparseAttention.resolve(
+        target, SparseAttentionParams(ratio=0.1, min_budget=8), rows, False
+    ).params
+    assert isinstance(first, SparseAttentionParams)
+    assert first.adapt
+    assert SparseAttention.resolve(target, first, rows, False).params == first
+    assert SparseAttention.max_draft(first) == settle.MAX_GAMMA
+    assert SparseAttention.extra_bytes(target, first) == 4 * 2 * (8 + 12) * (2 * 8 * 4 + 4)
