@@ -83,10 +83,13 @@ def judge_sampling(
 ) -> LosslessResult:
     """Draw from each decode function and test against the model itself; the worst p decides.
 
-    `plain` says that the strategy fell back to plain decoding, so that nothing drafted is no objection.
+    After `deadline` the first setting alone is tested, with the fewest draws. `plain` says that the strategy fell
+    back to plain decoding, so that nothing drafted is no objection.
     """
     notes, extra, worst = [], [], 1.0
     for sampling, decode in decodes:
+        if notes and deadline.passed:
+            break
         counts, drafted = _draw(decode, context, draws, seed, deadline)
         if sum(counts.values()) < FEWEST:
             return LosslessResult(

@@ -10,7 +10,7 @@ import torch
 
 from ssd_infer.evaluation.budget import Budget
 from ssd_infer.evaluation.contenders import Sampling, ours
-from ssd_infer.evaluation.distribution import SETTINGS, chi_square, judge_sampling, pick_context
+from ssd_infer.evaluation.distribution import FEWEST, SETTINGS, chi_square, judge_sampling, pick_context
 from ssd_infer.evaluation.enumeration import allowed, enumerate_cells
 from ssd_infer.evaluation.losslessness import LosslessResult, Regret, first_divergence, judge_greedy, regret
 from tests.conftest import ModelFactory
@@ -193,6 +193,14 @@ def test_sampling_without_drafts_or_draws_is_not_run(tiny_model: ModelFactory) -
     assert judge_sampling(model, plain, CONTEXT, FOREVER, draws=400).verdict == "not_run"
     assert judge_sampling(model, plain, CONTEXT, FOREVER, draws=800, plain=True).verdict == "pass"
     assert judge_sampling(model, plain, CONTEXT, FOREVER, draws=100, plain=True).verdict == "not_run"
+
+
+def test_after_the_time_limit_one_setting_is_tested(tiny_model: ModelFactory) -> None:
+    model = tiny_model()
+    decodes = [(sampling, ours(model, None, {}, sampling, eos=-1)) for sampling in SETTINGS]
+    late = Budget(1e-9, iter([0.0, *[9.0] * 99]).__next__).deadline(1.0)
+    found = judge_sampling(model, decodes, CONTEXT, late, plain=True)
+    assert [test["draws"] for test in found.extra["tests"]] == [FEWEST]
 
 
 def test_context_is_the_most_uncertain_prompt(tiny_model: ModelFactory) -> None:
