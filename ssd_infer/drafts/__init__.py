@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import pkgutil
 from functools import cache
 
@@ -22,7 +21,7 @@ def registry() -> dict[str, type[Drafter]]:
                 isinstance(item, type)
                 and issubclass(item, Drafter)
                 and item.__module__ == module.__name__
-                and not inspect.isabstract(item)
+                and hasattr(item, "name")  # shared bases have none
             ):
                 found[item.name] = item
     return dict(sorted(found.items()))

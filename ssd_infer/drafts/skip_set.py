@@ -1,7 +1,7 @@
 """Draft `skip_set`: the model without some of its attention and MLP sublayers drafts, the whole model verifies.
 
 Draft & Verify (arXiv 2309.08168). The prompt is prefilled by the full model, draft keys go to slots past the committed
-length, and every verify pass runs all layers over them: draft keys never survive a round.
+length, and every verify pass writes over them: no key a skipping draft computed survives a round.
 """
 
 from __future__ import annotations
@@ -10,14 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from torch import Tensor
-
 from ssd_infer.drafts.base import Auto, DraftParams, Resolved, at_least
-from ssd_infer.drafts.stepwise import Stepwise
 from ssd_infer.drafts.threshold import AdaptiveThreshold
+from ssd_infer.drafts.view_draft import ViewDraft
 from ssd_infer.engine.session import Feedback, Session
 from ssd_infer.engine.target import Target
-from ssd_infer.engine.views import SkipSet, skip_view, why_not
+from ssd_infer.engine.views import SkipSet, why_not
 from ssd_infer.errors import Problem
 
 
@@ -74,7 +72,7 @@ def _bad_layers(name: str, layers: list[int] | str, count: int) -> list[Problem]
     return [Problem(f"draft_params.{name}", rule, layer) for layer in wrong[:1]]
 
 
-class SkipSetDrafter(Stepwise):
+class SkipSetDrafter(ViewDraft):
     """Draft with a fixed subset of the target's sublayers, at most γ tokens a round."""
 
     name = "skip_set"
@@ -85,7 +83,7 @@ class SkipSetDrafter(Stepwise):
         """Build the view; `params` must have no `auto` left but `aim`."""
         super().__init__(session, params)
         settled = cast(SkipSetParams, params)
-        self.view = skip_view(session.target, settled.skips or SkipSet())
+        self.use(settled.skips or SkipSet())
         self.gamma = int(settled.gamma)
         self.confidence = float(settled.confidence)
         aim = 0.9 if isinstance(settled.aim, str) else settled.aim
@@ -93,12 +91,6 @@ class SkipSetDrafter(Stepwise):
             self.confidence, aim, settled.epsilon, settled.beta1, settled.beta2
         )
         self._adapts = settled.adapt and self.confidence > 0
-
-    def step(self, token: Tensor, offset: int) -> Tensor:
-        """Run the kept sublayers on one `token` `(B,)` a row; return `(B, 1, d)`."""
-        session, target = self.session, self.session.target
-        window = session.window(1, offset)
-        return target.run(target.embed(token.unsqueeze(1)), window, session.cache, layers=self.view)
 
     def observe(self, feedback: Feedback) -> None:
         """Move the threshold."""

@@ -28,6 +28,10 @@ class Stepwise(Drafter):
     def step(self, token: Tensor, offset: int) -> Tensor:
         """Run the draft on one `token` `(B,)` a row, `offset` past its committed length; return `(B, 1, d)`."""
 
+    def own_states(self, hidden: Tensor) -> Tensor:
+        """Return the target's own states after `resume_layer` layers, of the step that has just returned `hidden`."""
+        return hidden
+
     def propose(self, limit: int) -> Proposal:
         """Draft min(γ, limit) tokens, fewer for rows whose confidence falls below the threshold."""
         return self.extend(min(self.gamma, limit), self.session.pending)
@@ -42,7 +46,8 @@ class Stepwise(Drafter):
             logits = target.logits(hidden[:, 0])
             token, q = self._pick(logits)
             drafts.append(token)
-            states.append(hidden)
+            if self.resume_layer:
+                states.append(self.own_states(hidden))
             if q is not None:
                 probs.append(q)
             if self.confidence > 0:
@@ -55,7 +60,7 @@ class Stepwise(Drafter):
             tokens=torch.stack(drafts, dim=1),
             counts=counts,
             probs=torch.stack(probs, dim=1) if probs else None,
-            hidden=torch.cat(states, dim=1) if self.resume_layer else None,
+            hidden=torch.cat(states, dim=1) if states else None,
             resume_layer=self.resume_layer,
             forwards=len(drafts),
             capture=self.capture,

@@ -13,13 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from torch import Tensor
-
 from ssd_infer.drafts.base import Auto, DraftParams, Resolved, at_least
-from ssd_infer.drafts.stepwise import Stepwise
+from ssd_infer.drafts.view_draft import ViewDraft
 from ssd_infer.engine.session import Feedback, Proposal, Session
 from ssd_infer.engine.target import Target
-from ssd_infer.engine.views import SkipSet, View, skip_view, why_not
+from ssd_infer.engine.views import SkipSet, why_not
 from ssd_infer.errors import Problem
 from ssd_infer.search.branches import look_back
 from ssd_infer.search.episode import Episode, StopRules
@@ -69,7 +67,7 @@ class SwiftParams(DraftParams):
         return found
 
 
-class Swift(Stepwise):
+class Swift(ViewDraft):
     """Draft with the best skip set this stream has found so far; search on between rounds."""
 
     name = "swift"
@@ -83,7 +81,6 @@ class Swift(Stepwise):
         context = max(len(row.tokens) + row.limit // 2 for row in session.rows)
         greedy = session.sampler.greedy
         self.costs: SublayerCosts = recall_costs(session.target, context, not greedy, len(session.rows))
-        self.view: View = []
         self.episode: Episode | None = None
         self.gain: RunningGain | None = None
         self.drop = AcceptanceDrop()
@@ -110,12 +107,6 @@ class Swift(Stepwise):
             return self.session.empty()
         return self.extend(min(self.gamma, limit), self.session.pending)
 
-    def step(self, token: Tensor, offset: int) -> Tensor:
-        """Run the kept sublayers on one `token` `(B,)` a row; return `(B, 1, d)`."""
-        session, target = self.session, self.session.target
-        window = session.window(1, offset)
-        return target.run(target.embed(token.unsqueeze(1)), window, session.cache, layers=self.view)
-
     def observe(self, feedback: Feedback) -> None:
         """Update the running gain; switch off a losing set, search anew when acceptance fell."""
         if self.gain is None or self.episode is None or self.episode.best is None:
@@ -139,9 +130,8 @@ class Swift(Stepwise):
         if self.gain is None or self.episode is None or self.episode.best is None:
             return 1.0
         accepted, drafted = self.gain.per_round
-        return (1 + accepted) / (
-            drafted * self.costs.ratio(self.episode.best) + self.costs.verify_ratio(drafted)
-        )
+        c, v = self.costs.ratio(self.episode.best), self.costs.verify_ratio(drafted, self.episode.best)
+        return (1 + accepted) / (drafted * c + v)
 
     def _open(self) -> None:
         """Start a search on the last W committed tokens, if there are enough and time for it."""
@@ -187,7 +177,7 @@ class Swift(Stepwise):
         if outlook is None or skips is None or outlook.speedup <= 1.0:
             self.gain = None
             return
-        self.view = skip_view(self.session.target, skips)
+        self.use(skips)
         self.gamma, self.confidence = outlook.gamma, outlook.confidence
         self.gain = RunningGain(outlook.tau - 1, outlook.drafted)
         self.drop = AcceptanceDrop()

@@ -46,6 +46,10 @@ class SkipSet:
         """Return the 2L bits `from_bits` reads."""
         return [layer in skipped for layer in range(num_layers) for skipped in (self.attention, self.mlp)]
 
+    def first(self, num_layers: int) -> int:
+        """Return the first layer with a skipped sublayer, counted as L-1 at most: verification needs a layer to run."""
+        return min((*self.attention, *self.mlp, num_layers - 1))
+
     def __len__(self) -> int:
         """Count skipped sublayers."""
         return len(self.attention) + len(self.mlp)

@@ -25,11 +25,14 @@ from ssd_infer.search.found import Found, Judge
 from ssd_infer.search.latency import SublayerCosts
 from ssd_infer.search.material import Material
 from ssd_infer.search.outlook import foresee
+from ssd_infer.search.polish import polish
 
 LEAST_COSINE = 0.5
 """Branches whose mean cosine falls below this are dropped (KnapSpec)."""
-POSITIONS, SHORT_LIST = 8, 4
-"""Positions of each row the program looks at, and end states measured on all of the material."""
+POSITIONS, SHORT_LIST = 32, 4
+"""Positions the program looks at, and end states of each kind measured on all of the material."""
+BUDGET = 0.85
+"""Share of the total weight that may be skipped (KnapSpec: half; models trained to exit early bear more)."""
 
 Keep = Callable[[int, Tensor], Tensor]
 """(sublayer, states `(J, …, d)`) → states after running it."""
@@ -95,10 +98,14 @@ def _walk_back(parents: Sequence[dict[int, tuple[int, bool]]], weight: int) -> t
 
 
 @torch.inference_mode()
-def search_dp(material: Material, costs: SublayerCosts, budget: float = 0.5) -> Found:
+def search_dp(
+    material: Material, costs: SublayerCosts, budget: float = BUDGET, polishing: float = 1.0
+) -> Found:
     """Plan on a few positions of the material, then measure the most promising end states on all of it.
 
-    `budget` is the share of the total weight that may be skipped. First and last layer are kept.
+    `budget` is the share of the total weight that may be skipped; first and last layer are kept. All early exits
+    compete too: their states are by-products. `polishing` is the time spent on single flips of the winner, as a share
+    of the time the program took.
     """
     begin = time.perf_counter()
     target = material.target
@@ -109,32 +116,38 @@ def search_dp(material: Material, costs: SublayerCosts, budget: float = 0.5) -> 
     branches = Branches(few)
     start, full = branches.full_states()
     paths = plan(start, full, branches.keep, weights, int(budget * sum(weights)), fixed)
+    exits = [Path(tuple(range(2 * e, 2 * layers)), full[2 * e - 1]) for e in range(1, layers)]
     judge = Judge(material, costs)
-    for skips in _short_list(paths, few, costs, layers):
+    for skips in [*_short_list(paths, few, costs), *_short_list(exits, few, costs), SkipSet()]:
         judge.outlook(skips)
+    planned = judge.best[1].speedup
+    helped = polish(judge, layers, polishing * (time.perf_counter() - begin))
     skips, outlook = judge.best
-    seconds = time.perf_counter() - begin
-    return Found(
-        skips, outlook, "dp", seconds, len(paths), {"weights": weights[:2], "measured": len(judge.known)}
-    )
+    extra = {
+        "weights": weights[:2],
+        "end_states": len(paths),
+        "before_polishing": planned,
+        "helpful_flips": helped,
+    }
+    return Found(skips, outlook, "dp", time.perf_counter() - begin, len(judge.known), extra)
 
 
-def _short_list(paths: list[Path], few: Material, costs: SublayerCosts, layers: int) -> list[SkipSet]:
-    """Price every end state by its own logits on the few positions; return the best ones and the empty set."""
-    greedy = few.session.sampler.greedy
+def _short_list(paths: list[Path], few: Material, costs: SublayerCosts) -> list[SkipSet]:
+    """Price end states by their own logits on the few positions; return the best."""
+    greedy, layers = few.session.sampler.greedy, few.target.num_layers
     priced = []
     for path in paths:
         skips = SkipSet.from_bits([index in path.skipped for index in range(2 * layers)])
         scores = few.compare(few.target.logits(path.state))
         priced.append((foresee(scores, skips, costs, greedy, thresholds=(0.0,)).speedup, len(skips), skips))
     best = sorted(priced, key=lambda item: (-item[0], item[1]))[:SHORT_LIST]
-    return [SkipSet(), *(skips for _, _, skips in best)]
+    return [skips for _, _, skips in best]
 
 
 def _thin(material: Material) -> Material:
-    """Return the last positions of every row, enough for the program to look at."""
+    """Return the last positions of every row, few enough for many branches."""
     width = material.width
-    used = min(POSITIONS, width)
+    used = min(max(1, POSITIONS // len(material.starts)), width)
     starts = [start + width - used for start in material.starts]
     reference = material.reference[:, width - used :]
     return Material(material.session, starts, material.ids[:, width - used :], reference, {})

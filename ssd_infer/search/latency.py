@@ -43,10 +43,9 @@ class SublayerCosts:
         """Return c, the cost of one drafted token in plain decoding steps."""
         return self.draft(skips) / self.whole.plain
 
-    def verify_ratio(self, gamma: float) -> float:
-        """Return v(γ+1), the cost of verifying γ drafts in plain decoding steps."""
-        full = self.whole.step_at(gamma + 1) + self.whole.num_layers * self.whole.layer_at(gamma + 1)
-        return full / self.whole.plain
+    def verify_ratio(self, gamma: float, skips: SkipSet) -> float:
+        """Return v(γ+1) in plain decoding steps: γ drafts verified from the first skipped layer on."""
+        return self.whole.verify(skips.first(self.whole.num_layers), gamma) / self.whole.plain
 
     @property
     def weights(self) -> tuple[int, int]:

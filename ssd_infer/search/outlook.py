@@ -53,7 +53,7 @@ def foresee(
         for gamma in gammas:
             rounds = greedy_rounds if greedy else expected_rounds
             accepted, drafted = rounds(scores.acceptance, stops, gamma)
-            v = costs.verify_ratio(drafted)
+            v = costs.verify_ratio(drafted, skips)
             alpha = accepted / drafted if drafted else 0.0
             speedup = (1 + accepted) / (drafted * c + v)
             found.append(Outlook(gamma, threshold, alpha, 1 + accepted, drafted, c, v, speedup))

@@ -24,6 +24,7 @@ SETS: list[dict[str, Any]] = [
     {"skip_attention": [], "skip_mlp": [0, 3]},
     {"skip_attention": [0, 1], "skip_mlp": [1, 2], "confidence": 0.5},
     {"skip_attention": [0, 1, 2, 3], "skip_mlp": [0, 1, 2, 3]},
+    {"skip_attention": [3], "skip_mlp": []},
 ]
 PARAMS = {"confidence": 0.0, "gamma": 4}
 
@@ -86,6 +87,7 @@ def test_bits_and_sets_are_two_forms_of_one_thing() -> None:
     assert skips.bits(3) == [True, False, False, True, True, True]
     assert SkipSet.from_bits(skips.bits(3)) == skips
     assert len(skips) == 4
+    assert (skips.first(3), SkipSet.of([2], [1]).first(3), SkipSet().first(3)) == (0, 1, 2)
 
 
 def test_an_empty_set_is_always_accepted(tiny_model: ModelFactory) -> None:
@@ -216,3 +218,19 @@ def test_settled_parameters_say_so() -> None:
     assert SkipSetParams([1], [], 3, 0.0).settled
     assert not SkipSetParams([1], [], 3).settled
     assert SkipSetParams([1], [], 3).skips == SkipSet.of([1], [])
+
+
+def test_verification_goes_on_from_the_first_skipped_layer(tiny_model: ModelFactory) -> None:
+    model = tiny_model(initializer_range=0.1)
+    widths: dict[int, list[int]] = {1: [], 2: []}
+    for index, seen in widths.items():
+        model.model.layers[index].register_forward_pre_hook(
+            lambda _, args, seen=seen: seen.append(args[0].shape[1])
+        )
+    assert why_not(Target.of(model)) is None  # asked once a model, by running its layers
+    params = PARAMS | {"skip_attention": [2, 3], "skip_mlp": []}
+    for seen in widths.values():
+        seen.clear()
+    ssd_infer.generate(model, [[2, 3, 4]], draft="skip_set", draft_params=params, max_new_tokens=NEW)
+    assert set(widths[1][1:]) == {1}  # after the prompt, layer 1 runs token by token
+    assert 5 in widths[2]  # layer 2 is verified for the pending token and four drafts at once

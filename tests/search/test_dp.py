@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,8 @@ from ssd_infer.search.branches import Branches, look_back
 from ssd_infer.search.dp import plan, search_dp
 from ssd_infer.search.latency import SublayerCosts
 from ssd_infer.search.material import write_material
+from ssd_infer.search.outlook import Outlook
+from ssd_infer.search.polish import polish
 from tests.conftest import FAMILIES, ModelFactory
 from tests.infer.test_exactness import prompts
 
@@ -127,3 +130,44 @@ def test_search_finds_dead_sublayers(tiny_model: ModelFactory) -> None:
     assert {2, 3, 4} <= found.skips.mlp
     assert found.outlook.speedup > 1.0
     assert found.method == "dp"
+
+
+def test_early_exits_compete(tiny_model: ModelFactory) -> None:
+    """With silent layers after the second, leaving all of them out is free, the last one included."""
+    model = tiny_model(layers=6)
+    with torch.no_grad():
+        for layer in model.model.layers[2:]:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+    rows = [row.tolist() for row in prompts(4, 97)]
+    material = write_material(Target.of(model), rows, SamplingParams(), 25)
+    found = search_dp(material, flat_costs(6), polishing=0.0)
+    assert set(range(2, 6)) <= found.skips.attention & found.skips.mlp
+
+
+class Table:
+    """Judge sets by a made-up value: skipping sublayer i is worth `gains[i]`."""
+
+    def __init__(self, gains: list[float]) -> None:
+        self.gains = gains
+        self.known: dict[SkipSet, Outlook] = {}
+        self.outlook(SkipSet())
+
+    def outlook(self, skips: SkipSet) -> Outlook:
+        value = 1.0 + sum(
+            g for g, bit in zip(self.gains, skips.bits(len(self.gains) // 2), strict=True) if bit
+        )
+        return self.known.setdefault(skips, Outlook(1, 0.0, 1.0, 2.0, 1.0, 0.5, 1.0, value))
+
+    @property
+    def best(self) -> tuple[SkipSet, Outlook]:
+        return max(self.known.items(), key=lambda item: item[1].speedup)
+
+
+def test_polishing_takes_every_flip_that_helps() -> None:
+    gains = [0.1, -0.2, 0.3, -0.1, 0.05, 0.0]
+    judge: Any = Table(gains)
+    assert polish(judge, 3, seconds=60.0) == 3
+    assert judge.best[0].bits(3) == [gain > 0 for gain in gains]
+    untouched: Any = Table(gains)
+    assert polish(untouched, 3, seconds=0.0) == 0

@@ -9,9 +9,11 @@ import pytest
 import torch
 
 import ssd_infer
+from ssd_infer.engine.costs import Costs
 from ssd_infer.engine.sampling import SamplingParams
 from ssd_infer.engine.target import Target
 from ssd_infer.engine.views import SkipSet, skip_view
+from ssd_infer.search.latency import SublayerCosts
 from ssd_infer.search.material import Material, Scores, gather, write_material
 from ssd_infer.search.outlook import foresee, geometric_speedup
 from tests.conftest import FAMILIES, ModelFactory
@@ -120,7 +122,10 @@ def test_costs_add_up() -> None:
     assert costs.whole.plain == 24.0
     assert costs.draft(SkipSet.of([0, 1], [1, 2, 3])) == 4.0 + 3.0 + 0.0 + 2.0 + 2.0
     assert costs.ratio(SkipSet()) == 1.0
-    assert costs.verify_ratio(5) == 1.0
+    assert costs.verify_ratio(5, SkipSet()) == 1.0
+    wide = SublayerCosts(Costs((1, 17), (1.0, 2.0), (0.0, 0.0), 4), 0.5, 0.5)
+    assert wide.verify_ratio(16, SkipSet.of([0], [])) == 2.0
+    assert wide.verify_ratio(16, SkipSet.of([3], [2])) == (2 * 1.0 + 2 * 2.0) / 4
 
 
 def test_geometric_speedup_matches_the_closed_form() -> None:
