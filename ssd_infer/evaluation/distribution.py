@@ -86,7 +86,8 @@ def judge_sampling(
     After `deadline` the first setting alone is tested, with the fewest draws. `plain` says that the strategy fell
     back to plain decoding, so that nothing drafted is no objection.
     """
-    notes, extra, worst = [], [], 1.0
+    notes: list[str] = []
+    extra, worst = [], 1.0
     for sampling, decode in decodes:
         if notes and deadline.passed:
             break
