@@ -163,6 +163,7 @@ def test_reports_on_the_way_do_not_change_what_is_learned(
         random.seed(1)
         torch.set_num_threads(2)
         Path(str(settings.out)).mkdir(parents=True)
+        (Path(str(settings.out)) / "report.json").write_text(json.dumps(sample_report()))
 
     monkeypatch.setattr(ssd_infer.evaluation, "evaluate", evaluate, raising=False)
     cfg = tiny_root(tmp_path, max_steps=4, save_steps=2)
