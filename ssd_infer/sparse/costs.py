@@ -21,7 +21,7 @@ from ssd_infer.sparse.selectors import Budget, Pillar, Shape
 from ssd_infer.sparse.views import attention_view
 from ssd_infer.sparse.working_set import WorkingSet
 
-WIDTHS = (2, 5, 9, 13)
+WIDTHS = (2, 5, 8, 9, 13)
 _TOUCHED = 96 << 20
 _REPEATS = 3
 
@@ -118,8 +118,8 @@ class _Bench:
         self.cache = RowCache(len(lengths), session.geometry.capacity, target.num_layers)
         self.plain_view = attention_view(target, FullAttention(self.cache))
         self._fill(0)
-        row = self.cache.nbytes()
-        self.depth = min(target.num_layers, 1 + _TOUCHED // row)
+        weights = sum(weight.numel() * weight.element_size() for weight in target.layers[0].parameters())
+        self.depth = min(target.num_layers, 1 + _TOUCHED // (self.cache.nbytes() + weights))
         self.cache.num_layers = self.depth
         for layer in range(1, self.depth):
             self._fill(layer)

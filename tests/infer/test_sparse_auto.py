@@ -13,6 +13,7 @@ from ssd_infer.engine.target import Target
 from ssd_infer.sparse import settle
 from ssd_infer.sparse.costs import SparseCosts
 from ssd_infer.sparse.pace import Pace
+from ssd_infer.sparse.selectors import Pillar
 from tests.conftest import ModelFactory
 from tests.infer.test_exactness import prompts, reference
 
@@ -131,3 +132,27 @@ def test_settled_parameters_are_settled_again_to_themselves(
     assert SparseAttention.resolve(target, first, rows, False).params == first
     assert SparseAttention.max_draft(first) == settle.MAX_GAMMA
     assert SparseAttention.extra_bytes(target, first) == 4 * 2 * (8 + 12) * (2 * 8 * 4 + 4)
+
+
+def test_memory_beyond_the_cache_is_a_tenth_of_it(
+    tiny_model: ModelFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache is never copied: five percent of its slots, room for drafts, and one score a slot and head."""
+    sizes: list[tuple[int, int, int]] = []
+    propose = SparseAttention.propose
+
+    def spy(self: SparseAttention, limit: int) -> Any:
+        proposal = propose(self, limit)
+        assert isinstance(self.selector, Pillar)
+        scores = self.selector.scores.numel() * self.selector.scores.element_size()
+        sizes.append((self.session.cache.nbytes(), self.working.nbytes(), scores))
+        return proposal
+
+    monkeypatch.setattr(SparseAttention, "propose", spy)
+    model = tiny_model(layers=2, head_dim=32, max_position_embeddings=1024)
+    rows = [torch.randint(2, 97, (600,), generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+    params = {"selector": "pillar", "ratio": 0.05, "min_budget": 16, "gamma": 4}
+    ssd_infer.generate(model, rows, draft="sparse_attention", draft_params=params, max_new_tokens=12)
+    assert sizes[0] == (2 * 3 * 2 * 2 * 32 * 4 * (600 + 12 + 4 + 1), 0, 2 * 3 * 2 * 617 * 4)
+    assert all(0 < working + scores < 0.1 * cache for cache, working, scores in sizes)
+    assert sizes[1][1] > 0
