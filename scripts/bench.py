@@ -154,6 +154,7 @@ def bench_train(arguments: argparse.Namespace) -> None:
             context = StepContext(next(counter) % cfg.train.max_steps, cfg.train.max_steps, seed=0)
             out = recipe.step(model, {"input_ids": ids}, context)
             (out.loss_sum / out.denom).backward()
+            recipe.after_backward()
             model.zero_grad(set_to_none=False)
 
         return call
