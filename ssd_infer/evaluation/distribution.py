@@ -91,13 +91,12 @@ def judge_sampling(
     for sampling, decode in decodes:
         if notes and deadline.passed:
             break
-        counts, drafted = _draw(decode, context, draws, seed, deadline)
-        if sum(counts.values()) < FEWEST:
-            return LosslessResult(
-                "not_run", f"sampling: only {sum(counts.values())} draws fitted the time limit"
-            )
+        counts, drafted = _draw(decode, context, draws, seed, deadline, plain)
         if not drafted and not plain:
-            return LosslessResult("not_run", "sampling: nothing was drafted on the test's context")
+            return LosslessResult("not_run", "sampling: nothing was drafted on the enumerated context")
+        if sum(counts.values()) < FEWEST:
+            reason = f"sampling: {sum(counts.values())} draws are too few to compare with exact enumeration"
+            return LosslessResult("not_run", reason)
         test = chi_square(counts, enumerate_cells(model, context, sampling, LENGTH))
         worst = min(worst, test.p_value)
         name = f"T={sampling.temperature:g}, top-k {sampling.top_k}" + (
@@ -119,9 +118,12 @@ def judge_sampling(
 
 
 def _draw(
-    decode: Decode, context: list[int], draws: int, seed: int, deadline: Deadline
+    decode: Decode, context: list[int], draws: int, seed: int, deadline: Deadline, plain: bool
 ) -> tuple[Counter[tuple[int, ...]], int]:
-    """Return counts of the continuations drawn, and how many tokens were drafted on the way."""
+    """Return counts of the continuations drawn, and how many tokens were drafted on the way.
+
+    Gives up after one batch in which a strategy that should draft (not `plain`) drafted nothing.
+    """
     counts: Counter[tuple[int, ...]] = Counter()
     drafted, start = 0, 0
     while start < draws and not (deadline.passed and start >= FEWEST):
@@ -130,4 +132,6 @@ def _draw(
         counts.update(tuple(row) for row in tokens)
         drafted += stats.total.drafted if stats is not None else 0
         start += rows
+        if not drafted and not plain:
+            break
     return counts, drafted

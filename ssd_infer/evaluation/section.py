@@ -15,6 +15,7 @@ from ssd_infer.evaluation.distribution import SETTINGS, judge_sampling, pick_con
 from ssd_infer.evaluation.losslessness import LosslessResult, Regret, judge_greedy
 from ssd_infer.evaluation.measure import Measurements, measure
 from ssd_infer.evaluation.strategies import Absent, Field, line_up, lookup_peer
+from ssd_infer.evaluation.stream import Output, both, judge_stream
 from ssd_infer.evaluation.summary import (
     Scoreboard,
     absent_row,
@@ -154,11 +155,20 @@ def _judge_sampling(bench: Bench, section: Section, deadline: Deadline) -> None:
         decodes = [
             (sampling, ours(bench.model, draft, item.params, sampling, eos=-1)) for sampling in SETTINGS
         ]
+        seed = bench.settings.seed
         try:
-            section.verdicts[item.name] = judge_sampling(
-                bench.model, decodes, context, deadline, bench.settings.seed, plain=item.plain
+            drawn = judge_sampling(bench.model, decodes, context, deadline, seed, plain=item.plain)
+            drafted = section.found.counted(item.name).total.drafted
+            timed = judge_stream(
+                bench.model, _outputs(bench, section, item), section.sampling, drafted, seed, item.plain
             )
+            section.verdicts[item.name] = both(drawn, timed)
         except Exception as error:  # noqa: BLE001  the row fails, the report goes on
-            section.verdicts[item.name] = LosslessResult(
-                "fail", f"sampling: the test itself failed ({one_line(error)})"
-            )
+            reason = f"sampling: the test itself failed ({one_line(error)})"
+            section.verdicts[item.name] = LosslessResult("fail", reason)
+
+
+def _outputs(bench: Bench, section: Section, item: Contender) -> list[Output]:
+    """Pair every timed output of a contender with its prompt."""
+    prompts = {(unit.index, row): prompt for unit in bench.units for row, prompt in enumerate(unit.prompts)}
+    return [Output(prompts[key[1:]], tokens) for key, tokens in section.found.outputs(item.name).items()]

@@ -22,7 +22,8 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
     (
         "lossless",
         "greedy: the same tokens as plain greedy decoding of this checkpoint, equal length included; "
-        "sampling (rows `:t1`): a χ² test against the exactly enumerated distribution, failing below p = 0.0001",
+        "sampling (rows `:t1`): χ² tests of short continuations against the exactly enumerated distribution and of "
+        "the timed tokens' places in the target's own distribution, failing below p = 0.0001",
     ),
     (
         "distinct-n",
