@@ -11,6 +11,7 @@ whole. Contenders take turns; tokens are compared with plain decoding's.
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import statistics
 import time
@@ -175,7 +176,7 @@ def theirs(filled: Prefilled, batch: int, new_tokens: int, into: Measured) -> No
         out = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
-            past_key_values=cache,
+            **{_cache_name(model): cache},
             do_sample=False,
             max_new_tokens=new_tokens,
             min_new_tokens=new_tokens,
@@ -185,6 +186,11 @@ def theirs(filled: Prefilled, batch: int, new_tokens: int, into: Measured) -> No
         into.seconds.append(_now(filled.target) - start)
     into.emitted.append(batch * new_tokens)
     into.tokens = out[:, width:].tolist()
+
+
+def _cache_name(model: Any) -> str:
+    """Return what this release of transformers calls the cache argument."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 def _now(target: Target) -> float:

@@ -149,9 +149,9 @@ class SparseAttention(Stepwise):
 
     def report(self) -> dict[str, Any]:
         """Return agreement, and the cache slots and bytes read for one token."""
-        from ssd_infer.sparse.settle import agreement_key, remember
+        from ssd_infer.sparse.settle import remember
 
-        remember(self.session.target, agreement_key(self.params), self.pace.agreement)
+        remember(self.session.target, self.params, self.pace.agreement)
         return {"agreement": self.pace.agreement} | self.reads.report(self._slot_bytes)
 
     @classmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -28,27 +29,31 @@ _REPEATS = 3
 
 @dataclass(frozen=True, slots=True)
 class SparseCosts:
-    """Seconds of whole-model passes over one batch; `verify[i]` belongs to windows of `widths[i]` tokens."""
+    """Seconds of whole-model passes over one batch at one context."""
 
     plain: float
-    draft: float
-    select: float
+    budgets: tuple[int, ...]
+    """Slots read a row, of which `draft` and `select` are known; costs between them are interpolated."""
+    draft: tuple[float, ...]
+    select: tuple[float, ...]
     """Choosing slots and gathering them, once a round."""
     widths: tuple[int, ...]
+    """Tokens of the windows that `verify` belongs to."""
     verify: tuple[float, ...]
 
-    def round(self, gamma: int) -> float:
-        """Return the seconds of one round of γ drafts."""
+    def round(self, gamma: int, slots: int) -> float:
+        """Return the seconds of one round of γ drafts that read `slots` a row."""
         verify = float(np.interp(gamma + 1, self.widths, self.verify))
-        return self.select + gamma * self.draft + verify
+        draft = float(np.interp(slots, self.budgets, self.draft))
+        return float(np.interp(slots, self.budgets, self.select)) + gamma * draft + verify
 
-    def speedup(self, gamma: int, agreement: float) -> float:
+    def speedup(self, gamma: int, slots: int, agreement: float) -> float:
         """Return the predicted speedup when each draft is right with probability `agreement`."""
-        return expected_tokens(gamma, agreement) * self.plain / self.round(gamma)
+        return expected_tokens(gamma, agreement) * self.plain / self.round(gamma, slots)
 
-    def best_gamma(self, agreement: float, most: int) -> int:
+    def best_gamma(self, slots: int, agreement: float, most: int) -> int:
         """Return the γ of 1…`most` with the highest predicted speedup."""
-        return max(range(1, most + 1), key=lambda gamma: self.speedup(gamma, agreement))
+        return max(range(1, most + 1), key=lambda gamma: self.speedup(gamma, slots, agreement))
 
 
 def expected_tokens(gamma: int, agreement: float) -> float:
@@ -61,19 +66,18 @@ def expected_tokens(gamma: int, agreement: float) -> float:
 _known: weakref.WeakKeyDictionary[nn.Module, dict[tuple[int, ...], SparseCosts]] = weakref.WeakKeyDictionary()
 
 
-def recall(target: Target, context: int, batch: int, ratio: float, min_budget: int) -> SparseCosts:
+def recall(target: Target, context: int, batch: int) -> SparseCosts:
     """Return the costs at this batch and about this context (to a quarter octave), measured the first time."""
     near = round(2 ** (round(4 * np.log2(max(context, 16))) / 4))
-    width = budget(near, ratio, min_budget)
-    key = (near, batch, width, torch.get_num_threads())
+    key = (near, batch, torch.get_num_threads())
     known = _known.setdefault(target.model, {})
     if key not in known:
-        known[key] = measure(target, near, batch, width)
+        known[key] = measure(target, near, batch)
     return known[key]
 
 
 @torch.inference_mode()
-def measure(target: Target, context: int, batch: int, width: int) -> SparseCosts:
+def measure(target: Target, context: int, batch: int) -> SparseCosts:
     """Time passes through as many layers as it takes to miss the processor's caches, interleaved; scale to all.
 
     The keys are constants: written, so that every page is really read, and of no influence on the time.
@@ -81,16 +85,18 @@ def measure(target: Target, context: int, batch: int, width: int) -> SparseCosts
     sampler = Sampler(SamplingParams(), target.device, seed=0)
     session = open_session(target, [[0] * context] * batch, 1, max(WIDTHS), sampler)
     session.lengths = [context] * batch
-    bench = _Bench(session, target, width)
+    budgets = tuple(budget(context, ratio, 64) for ratio in (0.025, 0.2))
+    bench = _Bench(session, target, budgets)
     calls: dict[str, Callable[[], None]] = {
-        "draft": bench.draft,
-        "select": bench.select,
         "plain": lambda: bench.full(1, bench.plain_view),
         "step": lambda: bench.head(1),
     }
+    for at in range(len(budgets)):
+        calls[f"select{at}"] = partial(bench.select, at)
+        calls[f"draft{at}"] = bench.draft  # on what has just been selected
     for size in WIDTHS:
-        calls[f"verify{size}"] = lambda size=size: bench.full(size, bench.heard_view)  # type: ignore[misc]
-        calls[f"step{size}"] = lambda size=size: bench.head(size)  # type: ignore[misc]
+        calls[f"verify{size}"] = partial(bench.full, size, bench.heard_view)
+        calls[f"step{size}"] = partial(bench.head, size)
     spent: dict[str, list[float]] = {name: [] for name in calls}
     for repeat in range(_REPEATS + 1):
         for name, call in calls.items():
@@ -98,11 +104,12 @@ def measure(target: Target, context: int, batch: int, width: int) -> SparseCosts
             if repeat:
                 spent[name].append(seconds)
     median = {name: float(np.median(values)) for name, values in spent.items()}
-    scale = target.num_layers / bench.depth
+    scale, step = target.num_layers / bench.depth, median["step"]
     return SparseCosts(
-        plain=scale * median["plain"] + median["step"],
-        draft=scale * median["draft"] + median["step"],
-        select=scale * median["select"],
+        plain=scale * median["plain"] + step,
+        budgets=budgets,
+        draft=tuple(scale * median[f"draft{at}"] + step for at in range(len(budgets))),
+        select=tuple(scale * median[f"select{at}"] for at in range(len(budgets))),
         widths=WIDTHS,
         verify=tuple(scale * median[f"verify{size}"] + median[f"step{size}"] for size in WIDTHS),
     )
@@ -111,7 +118,7 @@ def measure(target: Target, context: int, batch: int, width: int) -> SparseCosts
 class _Bench:
     """A few layers over a filled cache."""
 
-    def __init__(self, session: Session, target: Target, width: int) -> None:
+    def __init__(self, session: Session, target: Target, budgets: tuple[int, ...]) -> None:
         self.session, self.target = session, target
         lengths = session.lengths
         self.depth = 1
@@ -124,12 +131,13 @@ class _Bench:
         for layer in range(1, self.depth):
             self._fill(layer)
         shape = Shape.of(target, self.cache, lengths)
-        self.selector = Pillar(shape, Budget(1e-9, width))
-        self.selector.scores.uniform_()
-        self.heard_view = attention_view(target, FullAttention(self.cache, self.selector))
+        self.selectors = [Pillar(shape, Budget(1e-9, slots)) for slots in budgets]
+        for selector in self.selectors:
+            selector.scores.uniform_()
+        heard = Pillar(shape, Budget(1e-9, 1))
+        self.heard_view = attention_view(target, FullAttention(self.cache, heard))
         self.working = WorkingSet(self.cache)
         self.draft_view = attention_view(target, self.working)
-        self.select()
 
     def _fill(self, layer: int) -> None:
         hidden = self._embed(1)
@@ -155,9 +163,9 @@ class _Bench:
         hidden, window = self._embed(1), self.session.window(1)
         self.target.run(hidden, window, self.working, 0, self.depth, layers=self.draft_view)
 
-    def select(self) -> None:
-        """Choose slots and gather them."""
-        choice = self.selector.choose(self.session.lengths)
+    def select(self, at: int) -> None:
+        """Choose slots within one of the budgets and gather them."""
+        choice = self.selectors[at].choose(self.session.lengths)
         self.working.gather(choice.slots, choice.hidden, room=8)
 
     def head(self, width: int) -> None:

@@ -16,11 +16,12 @@ class Pace:
     accepted, one more. `prior` counts as twelve of them; old ones fade.
     """
 
-    def __init__(self, prior: float, most: int, costs: SparseCosts | None) -> None:
-        """Start from agreement `prior`; never exceed `most` drafts; without `costs` γ is always `most`."""
+    def __init__(self, prior: float, most: int, costs: SparseCosts | None = None, slots: int = 0) -> None:
+        """Start from agreement `prior` on `slots` slots a row; without `costs` γ is always `most`."""
         self._right, self._judged = prior * _WEIGHT, _WEIGHT
         self.most = most
         self.costs = costs
+        self.slots = slots
 
     @property
     def agreement(self) -> float:
@@ -32,8 +33,8 @@ class Pace:
         most = min(self.most, limit)
         if self.costs is None:
             return most
-        best = self.costs.best_gamma(self.agreement, most)
-        return best if self.costs.speedup(best, self.agreement) >= 1 else 0
+        best = self.costs.best_gamma(self.slots, self.agreement, most)
+        return best if self.costs.speedup(best, self.slots, self.agreement) >= 1 else 0
 
     def learn(self, accepted: Sequence[int], drafted: Sequence[int]) -> None:
         """Note what one verify pass accepted of each row's drafts."""

@@ -17,8 +17,14 @@ from ssd_infer.sparse.selectors import Pillar
 from tests.conftest import ModelFactory
 from tests.infer.test_exactness import prompts, reference
 
-CHEAP = SparseCosts(plain=10.0, draft=1.0, select=0.5, widths=(2, 13), verify=(10.0, 13.0))
-DEAR = SparseCosts(plain=1.0, draft=1.0, select=0.5, widths=(2, 13), verify=(2.0, 9.0))
+
+def costs_of(plain: float, draft: float, verify: tuple[float, float]) -> SparseCosts:
+    """Return costs whose drafts cost the same whatever they read."""
+    return SparseCosts(plain, (8, 400), (draft, draft), (0.5, 0.5), (2, 13), verify)
+
+
+CHEAP = costs_of(10.0, 1.0, (10.0, 13.0))
+DEAR = costs_of(1.0, 1.0, (2.0, 9.0))
 SMALL = {"ratio": 0.1, "min_budget": 8}
 
 
@@ -26,7 +32,7 @@ def with_costs(monkeypatch: pytest.MonkeyPatch, costs: SparseCosts) -> list[tupl
     """Let every measurement find `costs`; return the (context, batch) pairs asked for."""
     asked: list[tuple[int, int]] = []
 
-    def recall(_target: Target, context: int, batch: int, _ratio: float, _floor: int) -> SparseCosts:
+    def recall(_target: Target, context: int, batch: int) -> SparseCosts:
         asked.append((context, batch))
         return costs
 
@@ -47,8 +53,9 @@ def test_auto_decides_by_the_costs_at_this_batch_and_context(
     out = ssd_infer.generate(model, rows, draft="sparse_attention", draft_params=SMALL, max_new_tokens=16)
     assert set(asked) == {(max(map(len, rows)), 4)}
     assert out.draft == "sparse_attention"
-    assert out.note.startswith("auto: pillar, γ ")
-    assert out.draft_params["gamma"] == CHEAP.best_gamma(settle._PRIOR, settle.MAX_GAMMA)
+    assert out.note.startswith("auto: pillar, 10% read, γ ")
+    usual = settle.usual_agreement(10)
+    assert out.draft_params["gamma"] == CHEAP.best_gamma(10, usual, settle.MAX_GAMMA)
     assert out.sequences == reference(model, rows, 16)
 
 
@@ -88,19 +95,20 @@ def test_drafting_stops_when_drafts_are_wrong(
 ) -> None:
     """Random weights and three slots: nearly every draft is wrong, so the predicted gain is soon gone."""
     model, rows = tiny_model(), rows_of(4)
-    steep = SparseCosts(plain=10.0, draft=4.0, select=1.0, widths=(2, 13), verify=(12.0, 20.0))
-    with_costs(monkeypatch, steep)
+    with_costs(monkeypatch, costs_of(10.0, 4.0, (12.0, 20.0)))
+    monkeypatch.setattr(settle, "usual_agreement", lambda _slots: 0.85)
     params = {"selector": "streaming", "ratio": 0.01, "min_budget": 1}
     out = ssd_infer.generate(model, rows, draft="sparse_attention", draft_params=params, max_new_tokens=60)
     total = out.stats.total
     assert out.sequences == reference(model, rows, 60)
     assert total.drafted < total.rounds
-    assert out.stats.report["agreement"] < settle._PRIOR
-    assert settle.remembered(Target.of(model), ("streaming", 0.01, 1)) == out.stats.report["agreement"]
+    assert out.stats.report["agreement"] < 0.85
+    settled = SparseAttentionParams(**out.draft_params)
+    assert settle.remembered(Target.of(model), settled, 9) == out.stats.report["agreement"]
 
 
 def test_pace_counts_judged_drafts_only() -> None:
-    pace = Pace(0.5, 8, None)
+    pace = Pace(0.5, 8)
     pace.learn([8, 2], [8, 8])  # ten right, one wrong, five never judged
     keep = 0.98 ** (11 / 2)
     assert pace.agreement == pytest.approx((6 * keep + 10) / (12 * keep + 11))
@@ -108,12 +116,29 @@ def test_pace_counts_judged_drafts_only() -> None:
 
 
 def test_pace_follows_agreement() -> None:
-    pace = Pace(0.9, 12, CHEAP)
+    pace = Pace(0.9, 12, CHEAP, 50)
     before = pace.gamma(100)
     for _ in range(40):
         pace.learn([0], [before])
     assert pace.gamma(100) < before
-    assert Pace(0.9, 12, DEAR).gamma(100) == 0
+    assert Pace(0.9, 12, DEAR, 50).gamma(100) == 0
+
+
+def test_auto_reads_more_where_reading_is_cheap(
+    tiny_model: ModelFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Agreement grows with what is read; how much is worth reading depends on what reading costs."""
+    target, rows = Target.of(model := tiny_model(max_position_embeddings=8192)), [[2] * 4000]
+    found = []
+    for slope in (0.0, 8.0):
+        costs = SparseCosts(10.0, (100, 800), (1.0, 1.0 + slope), (0.5, 0.5), (2, 13), (10.0, 13.0))
+        with_costs(monkeypatch, costs)
+        settled = SparseAttention.resolve(target, SparseAttentionParams(), rows, False)
+        assert isinstance(settled.params, SparseAttentionParams)
+        found.append(settled.params.ratio)
+    assert found == [0.2, 0.05]
+    assert [round(settle.usual_agreement(slots), 2) for slots in (51, 205, 410)] == [0.71, 0.85, 0.89]
+    assert model.config.max_position_embeddings == 8192
 
 
 def test_settled_parameters_are_settled_again_to_themselves(

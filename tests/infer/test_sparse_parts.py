@@ -344,19 +344,21 @@ def test_rows_that_end_leave_their_place_without_a_copy() -> None:
 
 
 def test_predicted_speedup_by_hand() -> None:
-    costs = SparseCosts(plain=10.0, draft=2.0, select=1.0, widths=(2, 5), verify=(12.0, 15.0))
+    costs = SparseCosts(10.0, (10, 20), (2.0, 3.0), (1.0, 2.0), (2, 5), (12.0, 15.0))
     assert expected_tokens(3, 0.5) == 1.875
     assert expected_tokens(3, 1.0) == 4.0
-    assert costs.round(1) == 1 + 2 + 12
-    assert costs.round(4) == 1 + 8 + 15
-    assert costs.speedup(4, 1.0) == pytest.approx(50 / 24)
-    assert costs.best_gamma(1.0, 4) == 4
-    assert costs.best_gamma(0.05, 4) == 1
+    assert costs.round(1, 10) == 1 + 2 + 12
+    assert costs.round(4, 10) == 1 + 8 + 15
+    assert costs.round(4, 15) == 1.5 + 10 + 15
+    assert costs.speedup(4, 10, 1.0) == pytest.approx(50 / 24)
+    assert costs.best_gamma(10, 1.0, 4) == 4
+    assert costs.best_gamma(10, 0.05, 4) == 1
 
 
 def test_costs_are_measured_without_touching_the_model(tiny_model: ModelFactory) -> None:
     model = tiny_model()
     before = model.config.to_dict()
-    costs = measure(Target.of(model), context=64, batch=2, width=16)
-    assert min(costs.plain, costs.draft, costs.select, *costs.verify) > 0
+    costs = measure(Target.of(model), context=640, batch=2)
+    assert costs.budgets == (64, 128)
+    assert min(costs.plain, *costs.draft, *costs.select, *costs.verify) > 0
     assert model.config.to_dict() == before
