@@ -9,7 +9,8 @@ the decoding time; and a draft that loses by its own running count is switched o
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -27,8 +28,8 @@ from ssd_infer.search.outlook import GAMMAS
 
 THRESHOLDS = (0.0, 0.4, 0.8)
 """Confidence thresholds a candidate may choose from; 0.8 is the paper's."""
-LEAST_WINDOW, OPENING_SHARE, TRUST_AFTER = 8, 0.6, 6
-"""Shortest text worth scoring on; share of the search time that may be spent at once; rounds before a loss counts."""
+WINDOWS, TRUST_AFTER = (32, 24, 16, 8), 6
+"""Lengths of the context; rounds before a loss counts."""
 
 
 @dataclass(slots=True)
@@ -41,8 +42,8 @@ class SwiftParams(DraftParams):
     """Longest draft."""
     confidence: float | Auto = "auto"
     """A row stops after a token below this probability (paper: 0.8); auto lets every candidate choose."""
-    window: int = 32
-    """W, the tokens candidates are scored on."""
+    window: int | Auto = "auto"
+    """W, the tokens candidates are scored on; auto is the longest of 32, 24, 16 and 8 that there is time for."""
     interval: int = 1
     """Rounds between two candidates."""
     bayes_every: int = 25
@@ -50,8 +51,10 @@ class SwiftParams(DraftParams):
     max_score: float = 0.95
     tolerance: int = 300
     max_trials: int = 1000
-    share: float = 0.08
+    share: float = 0.06
     """Most of the decoding time that searching may take."""
+    fruitless: float = 0.03
+    """The same as long as no set with a gain was found: what a model that cannot draft pays for the attempt."""
     seed: int = 0
 
     def problems(self, target: Target) -> list[Problem]:
@@ -59,8 +62,8 @@ class SwiftParams(DraftParams):
         del target
         names = ("gamma", "interval", "bayes_every", "tolerance", "max_trials")
         found = [problem for name in names for problem in at_least(name, getattr(self, name), 1)]
-        found += at_least("window", self.window, LEAST_WINDOW)
-        for name in ("ratio", "confidence", "max_score", "share"):
+        found += at_least("window", self.window, WINDOWS[-1])
+        for name in ("ratio", "confidence", "max_score", "share", "fruitless"):
             value = getattr(self, name)
             if not isinstance(value, str) and not 0 <= value <= 1:
                 found.append(Problem(f"draft_params.{name}", "must be in [0, 1]", value))
@@ -84,7 +87,7 @@ class Swift(ViewDraft):
         self.episode: Episode | None = None
         self.gain: RunningGain | None = None
         self.drop = AcceptanceDrop()
-        self._budget = _Budget(self.params.share)
+        self._budget = _Budget()
         self._rounds = self._learned = self._wait = 0
         self._counts = {"episodes": 0, "trials": 0, "switched_off": 0}
 
@@ -93,7 +96,7 @@ class Swift(ViewDraft):
         self._budget.begin()
         self._open()
         while self.episode is not None and not self.episode.over and self.episode.proposer.seeds:
-            if not self._try(OPENING_SHARE):
+            if not self._try():
                 break
 
     def propose(self, limit: int) -> Proposal:
@@ -136,9 +139,9 @@ class Swift(ViewDraft):
     def _open(self) -> None:
         """Start a search on the last W committed tokens, if there are enough and time for it."""
         session, params = self.session, self.params
-        width = min(params.window, *session.lengths)
-        if width < LEAST_WINDOW or not self._budget.affords(2 * self._pass_seconds(width), self._left()):
-            self._wait = self._rounds + LEAST_WINDOW
+        width = self._width()
+        if not width:
+            self._wait = self._rounds + WINDOWS[-1]
             return
         before = None if self.episode is None else self.episode.best
         with self._budget.spend():
@@ -156,16 +159,25 @@ class Swift(ViewDraft):
         self._counts["episodes"] += 1
         self._try()
 
-    def _try(self, share: float = 1.0) -> bool:
+    def _width(self) -> int:
+        """Return the longest window there is text and time for, 0 if there is none."""
+        chosen = self.params.window
+        widths = WINDOWS if isinstance(chosen, str) else (chosen,)
+        text = min(self.session.lengths)
+        fitting = [w for w in widths if w <= text and self._affords(1.5 * self._pass_seconds(w))]
+        return fitting[0] if fitting else 0
+
+    def _try(self) -> bool:
         """Score one candidate if there is time for it, adopt it if it is best; return whether it was scored."""
         episode = self.episode
         if episode is None:
             return False
-        cost = self._budget.last or self._pass_seconds(episode.material.width)
-        if not self._budget.affords(cost, self._left() * share):
+        skips = episode.next()
+        if not self._affords(self._pass_seconds(episode.material.width) * self.costs.ratio(skips)):
+            episode.put_back(skips)
             return False
-        with self._budget.spend(remember=True):
-            better = episode.try_next()
+        with self._budget.spend():
+            better = episode.score(skips)
         self._counts["trials"] += 1
         if better:
             self._adopt(episode)
@@ -187,11 +199,13 @@ class Swift(ViewDraft):
         """Decode plainly for a while, each time longer; then search anew."""
         self.gain = self.episode = None
         self._counts["switched_off"] += 1
-        self._wait = self._rounds + self.params.window * 2 ** (self._counts["switched_off"] - 1)
+        self._wait = self._rounds + WINDOWS[0] * 2 ** (self._counts["switched_off"] - 1)
 
-    def _left(self) -> float:
-        """Return the seconds plain decoding would still take."""
-        return self.costs.whole.plain * max(row.remaining for row in self.session.rows)
+    def _affords(self, seconds: float) -> bool:
+        """Tell whether `seconds` more of searching stay within the share that its success so far deserves."""
+        share = self.params.share if self.gain is not None else min(self.params.share, self.params.fruitless)
+        left = self.costs.whole.plain * max(row.remaining for row in self.session.rows)
+        return self._budget.affords(seconds, share, left)
 
     def _pass_seconds(self, width: int) -> float:
         """Estimate the seconds of a full pass over `width` positions a row."""
@@ -238,7 +252,7 @@ class Swift(ViewDraft):
     def search_space(cls, target: Target) -> dict[str, Sequence[Any]]:
         """Ratios and windows worth trying."""
         del target
-        return {"ratio": RATIOS, "window": (16, 32, 64)}
+        return {"ratio": RATIOS, "window": WINDOWS}
 
     @classmethod
     def resolve(
@@ -252,38 +266,22 @@ class Swift(ViewDraft):
 class _Budget:
     """Seconds searching has taken, and may take: a share of the decoding so far and still to come."""
 
-    def __init__(self, share: float) -> None:
-        self.share = share
+    def __init__(self) -> None:
         self.spent = 0.0
-        self.last: float | None = None
-        """Seconds of the last candidate."""
         self._began = time.perf_counter()
 
     def begin(self) -> None:
         """Start counting the decoding's own time."""
         self._began = time.perf_counter()
 
-    def affords(self, seconds: float, left: float) -> bool:
-        """Tell whether `seconds` more stay within the share, with `left` seconds of decoding to come."""
+    def affords(self, seconds: float, share: float, left: float) -> bool:
+        """Tell whether `seconds` more stay within `share`, with `left` seconds of decoding to come."""
         elapsed = time.perf_counter() - self._began - self.spent
-        return self.spent + seconds <= self.share * (elapsed + left)
+        return self.spent + seconds <= share * (elapsed + left)
 
-    def spend(self, remember: bool = False) -> _Spending:
+    @contextmanager
+    def spend(self) -> Iterator[None]:
         """Count the body's seconds as search."""
-        return _Spending(self, remember)
-
-
-class _Spending:
-    """Add the seconds of a `with` block to a budget."""
-
-    def __init__(self, budget: _Budget, remember: bool) -> None:
-        self._budget, self._remember, self._start = budget, remember, 0.0
-
-    def __enter__(self) -> None:
-        self._start = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        took = time.perf_counter() - self._start
-        self._budget.spent += took
-        if self._remember:
-            self._budget.last = took
+        start = time.perf_counter()
+        yield
+        self.spent += time.perf_counter() - start

@@ -53,9 +53,16 @@ class Episode:
             or self.trials >= rules.max_trials
         )
 
-    def try_next(self) -> bool:
-        """Score one candidate; return True when it became the best."""
-        skips = self.proposer.next(self.best)
+    def next(self) -> SkipSet:
+        """Return the next candidate."""
+        return self.proposer.next(self.best)
+
+    def put_back(self, skips: SkipSet) -> None:
+        """Keep a candidate for later."""
+        self.proposer.seeds.insert(0, skips)
+
+    def score(self, skips: SkipSet) -> bool:
+        """Score a candidate; return True when it became the best."""
         scores = self.material.score(skip_view(self.material.target, skips))
         greedy = self.material.session.sampler.greedy
         outlook = foresee(scores, skips, self.costs, greedy, self.gammas, self.thresholds)

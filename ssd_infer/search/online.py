@@ -13,8 +13,10 @@ from torch.nn.functional import cosine_similarity
 
 from ssd_infer.engine.views import SkipSet
 
-RATIOS = (0.45, 0.3, 0.6)
+RATIOS = (0.45, 0.3, 0.6, 0.8)
 """Shares of the skippable sublayers tried when the ratio is open; the first is the paper's."""
+EXITS = (12, 8, 4)
+"""Early exits after 1/12, 1/8 and 1/4 of the layers are tried first: they are cheap to score."""
 _KAPPA = 2.5
 """Weight of uncertainty in the upper confidence bound, as in SWIFT."""
 
@@ -47,9 +49,9 @@ class Belief:
 class Proposer:
     """Candidates among the 2(L-2) sublayers between first and last layer.
 
-    Seeds first: every other layer (the paper's start), then the sublayers that change the residual stream least, by
-    the full model's own states. After them uniform random sets, and every `bayes_every`-th time the set of highest
-    upper confidence bound.
+    Seeds first: early exits, the sublayers that change the residual stream least by the full model's own states, and
+    every other layer (the paper's start). After them uniform random sets, and every `bayes_every`-th time the set of
+    highest upper confidence bound.
     """
 
     num_layers: int
@@ -80,18 +82,21 @@ class Proposer:
         ]
         order = sorted(range(self.free), key=change.__getitem__)
         quiet = [self._set(order[: self._count(ratio)]) for ratio in self.ratios]
-        self.seeds = [quiet[0], SkipSet.of(odd, odd), *quiet[1:]]
+        depths = sorted({max(1, round(self.num_layers / part)) for part in EXITS})
+        rest = [range(depth, self.num_layers) for depth in depths]
+        self.seeds = [*(SkipSet.of(r, r) for r in rest), quiet[0], SkipSet.of(odd, odd), *quiet[1:]]
 
     def next(self, near: SkipSet | None = None) -> SkipSet:
         """Return a candidate; `near` is the best set so far, whose size guides the size of new ones."""
         self.turn += 1
         if self.seeds:
             return self.seeds.pop(0)
-        count = self._count(self._random.choice(self.ratios)) if near is None else max(1, len(near))
+        count = self._count(self._random.choice(self.ratios)) if near is None else len(near)
+        count = max(1, min(count, self.free))
         if self.turn % self.bayes_every == 0:
             upper = self.belief.upper()
-            return self._set(upper.topk(min(count, self.free)).indices.tolist())
-        return self._set(self._random.sample(range(self.free), min(count, self.free)))
+            return self._set(upper.topk(count).indices.tolist())
+        return self._set(self._random.sample(range(self.free), count))
 
     def learn(self, skips: SkipSet, score: float) -> None:
         """Register a scored candidate."""

@@ -20,7 +20,7 @@ from tests.infer.test_exactness import prompts, reference
 from tests.search.test_dp import flat_costs
 
 NEW = 32
-FREELY: dict[str, Any] = {"share": 1.0, "max_trials": 12}
+FREELY: dict[str, Any] = {"share": 1.0, "fruitless": 1.0, "max_trials": 12}
 """Search time never runs out: the pretended costs below are enormous."""
 
 
@@ -127,7 +127,7 @@ def test_a_draft_without_gain_is_not_drafted(tiny_model: ModelFactory) -> None:
     assert "no skip set tried is expected to gain" in out.stats.report["note"]
 
 
-def _promise_too_much(self: Episode) -> bool:
+def _promise_too_much(self: Episode, _skips: SkipSet) -> bool:
     """Adopt the worst set there is, and promise the moon."""
     layers = range(1, self.proposer.num_layers - 1)
     self.best, self.trials = SkipSet.of(layers, layers), self.trials + 1
@@ -138,7 +138,7 @@ def _promise_too_much(self: Episode) -> bool:
 def test_a_losing_draft_switches_itself_off(
     tiny_model: ModelFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Episode, "try_next", _promise_too_much)
+    monkeypatch.setattr(Episode, "score", _promise_too_much)
     model, rows = prepare(tiny_model(layers=5), 5), prompts(1, 97)
     out = swift(model, rows, 80)
     assert out.stats.report["switched_off"] >= 1
@@ -149,13 +149,13 @@ def test_a_losing_draft_switches_itself_off(
 def test_an_exception_inside_a_search_leaves_the_model_alone(
     tiny_model: ModelFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(self: Episode) -> bool:
+    def broken(self: Episode, _skips: SkipSet) -> bool:
         raise RuntimeError("searching broke")
 
     model, rows = prepare(tiny_model(layers=5), 5), prompts(1, 97)
     before, expected = model.config.to_dict(), reference(model, rows, 8)
     with monkeypatch.context() as patch:
-        patch.setattr(Episode, "try_next", broken)
+        patch.setattr(Episode, "score", broken)
         with pytest.raises(RuntimeError, match="searching broke"):
             swift(model, rows)
     assert model.config.to_dict() == before
