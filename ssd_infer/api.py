@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ssd_infer import drafts
 from ssd_infer.drafts.base import DraftParams, Resolved
-from ssd_infer.engine.bridge import unpad
+from ssd_infer.engine.bridge import emitter, unpad
 from ssd_infer.engine.loop import decode
 from ssd_infer.engine.sampling import Sampler, SamplingParams
 from ssd_infer.engine.stats import Stats
@@ -53,7 +52,7 @@ def generate(
     temperature: float = 1.0,
     top_k: int = 0,
     top_p: float = 1.0,
-    eos_token_id: int | Sequence[int] | None = None,
+    eos_token_id: int | Sequence[int] | Tensor | None = None,
     stop_sequences: Sequence[Sequence[int]] | None = None,
     seed: int | None = None,
     streamer: Any | None = None,
@@ -83,7 +82,7 @@ def generate(
     module.eval()
     try:
         sampler = Sampler(sampling, target.device, seed)
-        emit = _emitter(streamer, len(prompts))
+        emit = emitter(streamer, prompts)
         sequences, stats = decode(
             target, prompts, strategy, resolved.params, max_new_tokens, sampler, stop, emit, grouped_layers
         )
@@ -97,20 +96,42 @@ def generate(
     )
 
 
-def _rows(input_ids: Prompts, attention_mask: Tensor | None) -> list[list[int]]:
-    """Return each prompt as a list of ids, its padding removed."""
-    if not isinstance(input_ids, Tensor):
-        return [row.tolist() if isinstance(row, Tensor) else list(row) for row in input_ids]
+def _rows(input_ids: Any, attention_mask: Tensor | None) -> list[list[int]]:
+    """Return each prompt as a list of ids, its padding removed; raises ConfigError for anything that is no ids."""
+    if isinstance(input_ids, Tensor):
+        return _table(input_ids, attention_mask)
+    if attention_mask is not None:
+        rule = "goes with a tensor of input_ids; a list of rows has no padding to mask"
+        raise ConfigError([Problem("attention_mask", rule, type(attention_mask).__name__, "leave it out")])
+    if isinstance(input_ids, str) or not isinstance(input_ids, Sequence):
+        rule = "must be a tensor of ids or a list of rows"
+        raise ConfigError([Problem("input_ids", rule, type(input_ids).__name__, "pass its input_ids")])
+    rows: list[Any] = [input_ids] if input_ids and isinstance(input_ids[0], int) else list(input_ids)
+    found = [row.reshape(-1).tolist() if isinstance(row, Tensor) else row for row in rows]
+    for index, row in enumerate(found):
+        if not isinstance(row, Sequence) or not all(isinstance(token, int) for token in row):
+            rule = "must be a row of integer token ids"
+            raise ConfigError([Problem(f"input_ids[{index}]", rule, str(row)[:60])])
+    return [list(row) for row in found]
+
+
+def _table(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int]]:
+    """Return the rows of a `(B, T)` or `(T,)` tensor without the positions its mask leaves out."""
     table = input_ids.unsqueeze(0) if input_ids.dim() == 1 else input_ids
-    if attention_mask is not None and attention_mask.shape != table.shape:
+    mask = attention_mask
+    mask = mask.unsqueeze(0) if mask is not None and mask.dim() == 1 else mask
+    if table.dim() != 2 or table.is_floating_point():
+        rule = "must be integers of shape (B, T) or (T,)"
+        raise ConfigError([Problem("input_ids", rule, f"{input_ids.dtype} {tuple(input_ids.shape)}")])
+    if mask is not None and mask.shape != table.shape:
         rule = f"must have the shape of input_ids, {tuple(table.shape)}"
-        raise ConfigError([Problem("attention_mask", rule, tuple(attention_mask.shape))])
-    return unpad(table, attention_mask)
+        raise ConfigError([Problem("attention_mask", rule, tuple(mask.shape))])
+    return unpad(table, mask)
 
 
 def _check(
     prompts: list[list[int]],
-    max_new_tokens: int,
+    max_new_tokens: Any,
     draft: str | None,
     params: Mapping[str, Any] | None,
     sampling: SamplingParams,
@@ -123,8 +144,8 @@ def _check(
         for i, row in enumerate(prompts)
         if not row
     ]
-    if max_new_tokens < 1:
-        problems.append(Problem("max_new_tokens", "must be >= 1", max_new_tokens))
+    if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+        problems.append(Problem("max_new_tokens", "must be an integer >= 1", max_new_tokens))
     if draft is None and params:
         problems.append(Problem("draft_params", "need a draft", dict(params), "name one with draft=…"))
     if problems:
@@ -142,30 +163,11 @@ def _check_vocabulary(prompts: list[list[int]], target: Target) -> None:
             )
 
 
-def _eos(model: nn.Module, given: int | Sequence[int] | None) -> int | Sequence[int] | None:
+def _eos(model: nn.Module, given: Any) -> Any:
     if given is not None:
         return given
     config: Any = getattr(model, "generation_config", None) or model.config
-    found: int | Sequence[int] | None = getattr(config, "eos_token_id", None)
-    return found
-
-
-def _emitter(streamer: Any, rows: int) -> Callable[[int, list[int]], None] | None:
-    """Adapt a callback `(row, tokens)` or a transformers streamer to what the loop calls."""
-    if streamer is None:
-        return None
-    if not hasattr(streamer, "put"):
-        callback: Callable[[int, list[int]], None] = streamer
-        return callback
-    if rows != 1:
-        raise ConfigError(
-            [
-                Problem(
-                    "streamer", "a transformers streamer takes one row", rows, "pass a function (row, tokens)"
-                )
-            ]
-        )
-    return lambda _row, tokens: streamer.put(torch.tensor(tokens))
+    return getattr(config, "eos_token_id", None)
 
 
 def _as_dict(params: DraftParams) -> dict[str, Any]:

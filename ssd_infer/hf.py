@@ -28,10 +28,12 @@ def hf_generate(
     draft: str = "early_exit",
     draft_params: Mapping[str, Any] | None = None,
     seed: int | None = None,
+    token_streamer: Any = None,
     **model_kwargs: Any,
 ) -> Any:
     """Decode for `model.generate(custom_generate=hf_generate)`; returns what `generate` returns, `(B, T + new)` ids.
 
+    transformers keeps its `streamer` to itself when it calls a function, so pass one as `token_streamer`.
     Temperature, top-k, top-p, EOS and lengths are those `generate` prepared. Raises ConfigError for options that
     change scores in other ways (beams, penalties, constraints), since drafts would not go through them.
     """
@@ -47,6 +49,7 @@ def hf_generate(
         strategy,
         draft_params,
         seed,
+        token_streamer,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,8 +81,8 @@ def _load_model(where: str, dtype: str | torch.dtype, trust_remote_code: bool) -
     from transformers import AutoModelForCausalLM
 
     try:
-        model: nn.Module = AutoModelForCausalLM.from_pretrained(
-            where, dtype=dtype, trust_remote_code=trust_remote_code
+        model, info = AutoModelForCausalLM.from_pretrained(
+            where, dtype=dtype, trust_remote_code=trust_remote_code, output_loading_info=True
         )
     except SafetensorError as error:
         raise CheckpointError(
@@ -90,7 +91,32 @@ def _load_model(where: str, dtype: str | torch.dtype, trust_remote_code: bool) -
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(f"checkpoint: {where!r} does not load ({first})") from error
-    return model
+    check_loading_info(info, where)
+    loaded: nn.Module = model
+    return loaded
+
+
+def check_loading_info(info: Mapping[str, Any], where: str) -> None:
+    """Raise CheckpointError unless every weight of the model came from the checkpoint, and all of those were used.
+
+    transformers fills a missing weight at random with no more than a printed table; a proof about random layers
+    would be worthless.
+    """
+    found = []
+    for key, what in (
+        ("missing_keys", "missing"),
+        ("mismatched_keys", "of another shape"),
+        ("unexpected_keys", "unknown to the model"),
+    ):
+        names = sorted(str(name[0] if isinstance(name, tuple) else name) for name in info.get(key) or ())
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            found.append(f"{what}: {', '.join(names[:3])}{more}")
+    if found:
+        raise CheckpointError(
+            f"checkpoint: the weights in {where!r} do not fit its config.json ({'; '.join(found)}); "
+            "config and weights must come from the same save"
+        )
 
 
 def _load_tokenizer(where: str, trust_remote_code: bool) -> Any:

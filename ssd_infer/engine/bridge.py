@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ def self_speculate(
     strategy: type[Drafter],
     draft_params: Mapping[str, Any] | None,
     seed: int | None = None,
+    streamer: Any = None,
 ) -> Any:
     """Return `(B, T + new)` ids as `generate` does, rows that ended early padded on the right."""
     sampling = _sampling(logits_processor or [], bool(generation_config.do_sample))
@@ -42,15 +43,32 @@ def self_speculate(
     resolved = strategy.settle(target, draft_params, prompts, sampling.do_sample)
     limit = int(generation_config.max_length) - int(input_ids.shape[1])
     eos = getattr(generation_config, "eos_token_id", None)
-    stop = StopRule.of(eos.tolist() if isinstance(eos, Tensor) else eos, None)
+    stop = StopRule.of(eos, None)
     sampler = Sampler(sampling, target.device, seed)
-    outputs, _ = decode(target, prompts, strategy, resolved.params, limit, sampler, stop)
+    emit = emitter(streamer, prompts)
+    outputs, _ = decode(target, prompts, strategy, resolved.params, limit, sampler, stop, emit)
+    if streamer is not None and hasattr(streamer, "end"):
+        streamer.end()
     sequences = _padded(input_ids, outputs, _pad_token(generation_config))
     if getattr(generation_config, "return_dict_in_generate", False):
         from transformers.generation.utils import GenerateDecoderOnlyOutput
 
         return GenerateDecoderOnlyOutput(sequences=sequences)  # type: ignore[arg-type]
     return sequences
+
+
+def emitter(streamer: Any, prompts: list[list[int]]) -> Callable[[int, list[int]], None] | None:
+    """Adapt a function `(row, tokens)` or a transformers streamer, which is first given the prompt, to the loop."""
+    if streamer is None:
+        return None
+    if not hasattr(streamer, "put"):
+        callback: Callable[[int, list[int]], None] = streamer
+        return callback
+    if len(prompts) != 1:
+        rule = "a transformers streamer takes one row"
+        raise ConfigError([Problem("streamer", rule, len(prompts), "pass a function (row, tokens)")])
+    streamer.put(torch.tensor(prompts))
+    return lambda _row, tokens: streamer.put(torch.tensor(tokens))
 
 
 def unpad(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int]]:

@@ -9,6 +9,9 @@ from torch import Tensor
 
 from ssd_infer.errors import ConfigError, Problem
 
+COLDEST = 1e-4
+"""Lowest temperature that does not overflow; below it sampling is greedy decoding anyway."""
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -22,11 +25,11 @@ class SamplingParams:
     def problems(self) -> list[Problem]:
         """Return the violated rules."""
         found = []
-        if self.do_sample and not self.temperature > 0:
+        if self.do_sample and not self.temperature >= COLDEST:
             found.append(
                 Problem(
                     "temperature",
-                    "must be > 0 when sampling",
+                    f"must be at least {COLDEST:g} when sampling",
                     self.temperature,
                     "use do_sample=False for greedy",
                 )

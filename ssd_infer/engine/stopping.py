@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ssd_infer.engine.session import Row
 
@@ -16,10 +17,12 @@ class StopRule:
     sequences: tuple[tuple[int, ...], ...] = ()
 
     @classmethod
-    def of(cls, eos: int | Sequence[int] | None, sequences: Sequence[Sequence[int]] | None) -> StopRule:
-        """Build a rule from what `generate` takes."""
-        ids = () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
-        return cls(frozenset(ids), tuple(tuple(item) for item in sequences or () if item))
+    def of(cls, eos: Any, sequences: Sequence[Sequence[int]] | None) -> StopRule:
+        """Build a rule from what `generate` takes; `eos` is one id or several, in numbers, arrays or tensors."""
+        ids = eos.tolist() if hasattr(eos, "tolist") else eos
+        listed = [] if ids is None else list(ids) if isinstance(ids, Iterable) else [ids]
+        stops = tuple(tuple(int(token) for token in item) for item in sequences or () if len(item))
+        return cls(frozenset(int(token) for token in listed), stops)
 
     def extend(self, row: Row, block: list[int]) -> tuple[int, bool]:
         """Append `block` to `row` as far as the row goes on; return tokens appended and whether the row ended."""

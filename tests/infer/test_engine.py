@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from ssd_infer.engine.costs import Costs, predicted_speedup
 from ssd_infer.engine.rounds import draft_limits, expected_rounds, greedy_rounds
 from ssd_infer.engine.stats import RowStats
 from ssd_infer.engine.target import Target
-from ssd_infer.errors import ConfigError, UnsupportedModelError
+from ssd_infer.errors import CheckpointError, ConfigError, UnsupportedModelError
 from tests.conftest import ModelFactory, build_model
 from tests.infer.test_exactness import prompts, reference
 
@@ -101,14 +103,15 @@ def test_transformers_streamer(tiny_model: ModelFactory) -> None:
             self.ended = False
 
         def put(self, value: torch.Tensor) -> None:
-            self.tokens += value.tolist()
+            self.tokens += value.flatten().tolist()
 
         def end(self) -> None:
             self.ended = True
 
     collect = Collect()
-    out = ssd_infer.generate(tiny_model(), prompts(1, 97), max_new_tokens=6, streamer=collect)
-    assert (collect.tokens, collect.ended) == (out.sequences[0], True)
+    row = prompts(1, 97)
+    out = ssd_infer.generate(tiny_model(), row, max_new_tokens=6, streamer=collect)
+    assert (collect.tokens, collect.ended) == (row[0].tolist() + out.sequences[0], True)
 
 
 def test_early_layers_are_not_run_twice(tiny_model: ModelFactory) -> None:
@@ -271,3 +274,48 @@ def test_auto_calibrates_by_itself() -> None:
     out = ssd_infer.generate(model, prompts(2, 97), draft="early_exit", max_new_tokens=8)
     assert out.sequences == reference(model, prompts(2, 97), 8)
     assert out.note
+
+
+@pytest.mark.parametrize(
+    ("ids", "mask", "key"),
+    [
+        ("text", None, "input_ids"),
+        ([[2.5, 3]], None, "input_ids"),
+        (torch.tensor([[2.0, 3.0]]), None, "input_ids"),
+        ([[2, 3]], torch.ones(1, 2), "attention_mask"),
+        (torch.tensor([[2, 3]]), torch.ones(1, 3), "attention_mask"),
+    ],
+)
+def test_what_is_no_ids_is_refused(tiny_model: ModelFactory, ids: Any, mask: Any, key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        ssd_infer.generate(tiny_model(), ids, mask, max_new_tokens=2)
+
+
+def test_ids_come_in_many_forms(tiny_model: ModelFactory) -> None:
+    model = tiny_model()
+    forms: list[Any] = [[2, 3, 4], [[2, 3, 4]], torch.tensor([2, 3, 4]), [torch.tensor([[2, 3, 4]])]]
+    outs = [ssd_infer.generate(model, form, max_new_tokens=4).sequences for form in forms]
+    assert all(out == outs[0] for out in outs)
+
+
+def test_eos_comes_in_many_forms(tiny_model: ModelFactory) -> None:
+    import numpy as np
+
+    model = tiny_model(vocab_size=13)
+    free = ssd_infer.generate(model, [[2, 3]], max_new_tokens=12, eos_token_id=[]).sequences[0]
+    eos = free[4]
+    expected = [free[: free.index(eos) + 1]]
+    for form in (eos, [eos], torch.tensor(eos), torch.tensor([eos, 12345]), np.int64(eos)):
+        assert ssd_infer.generate(model, [[2, 3]], max_new_tokens=12, eos_token_id=form).sequences == expected
+
+
+def test_weights_that_do_not_fit_their_config_are_refused(tiny_model: ModelFactory, tmp_path: Path) -> None:
+    model = tiny_model(layers=3)
+    model.save_pretrained(tmp_path)
+    for layers, what in ((4, "missing: model.layers.3"), (2, "unknown to the model: model.layers.2")):
+        config = json.loads((tmp_path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(
+            json.dumps(config | {"num_hidden_layers": layers, "layer_types": None})
+        )
+        with pytest.raises(CheckpointError, match=what):
+            ssd_infer.load(tmp_path)

@@ -58,6 +58,27 @@ def test_sampling_options_reach_the_engine(tiny_model: ModelFactory) -> None:
     )  # top-1 sampling is greedy
 
 
+def test_a_streamer_gets_prompt_and_blocks(tiny_model: ModelFactory) -> None:
+    seen: list[int] = []
+
+    class Collect:
+        def put(self, value: torch.Tensor) -> None:
+            seen.extend(value.flatten().tolist())
+
+        def end(self) -> None:
+            seen.append(-1)
+
+    found = tiny_model().generate(
+        torch.tensor([[3, 4, 5]]),
+        do_sample=False,
+        max_new_tokens=9,
+        custom_generate=ssd_infer.hf_generate,
+        draft_params=PARAMS,
+        token_streamer=Collect(),
+    )
+    assert seen == [*found[0].tolist(), -1]
+
+
 @pytest.mark.parametrize("option", [{"repetition_penalty": 1.3}, {"min_new_tokens": 4, "eos_token_id": 5}])
 def test_options_that_drafts_would_not_see_are_refused(
     tiny_model: ModelFactory, option: dict[str, float]
