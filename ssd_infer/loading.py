@@ -81,7 +81,7 @@ def _load_model(where: str, dtype: str | torch.dtype, trust_remote_code: bool) -
     from transformers import AutoModelForCausalLM
 
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             where, dtype=dtype, trust_remote_code=trust_remote_code, output_loading_info=True
         )
     except SafetensorError as error:
@@ -91,9 +91,9 @@ def _load_model(where: str, dtype: str | torch.dtype, trust_remote_code: bool) -
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(f"checkpoint: {where!r} does not load ({first})") from error
+    model, info = loaded
     check_loading_info(info, where)
-    loaded: nn.Module = model
-    return loaded
+    return model  # type: ignore[no-any-return]
 
 
 def check_loading_info(info: Mapping[str, Any], where: str) -> None:
