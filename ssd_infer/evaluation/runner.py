@@ -9,19 +9,21 @@ from typing import Any
 
 from ssd_infer.engine import calibrate
 from ssd_infer.engine.target import Target
-from ssd_infer.evaluation.bench import Bench, Say, open_bench, torch_threads
+from ssd_infer.evaluation.bench import Bench, Say, open_bench, torch_threads, vocab_size
 from ssd_infer.evaluation.budget import Deadline
 from ssd_infer.evaluation.contenders import Sampling
 from ssd_infer.evaluation.grid import Cell, measured_cells, predicted_cells
 from ssd_infer.evaluation.identity import environment, identity
+from ssd_infer.evaluation.progress import quiet_libraries
 from ssd_infer.evaluation.quality import exit_quality
 from ssd_infer.evaluation.section import Section, judge, rows, run_section
 from ssd_infer.evaluation.strategies import Absent
 from ssd_infer.evaluation.summary import absent_row
 from ssd_infer.evaluation.tasks import held_out_ids
 from ssd_infer.evaluation.verdict import verdict
+from ssd_infer.evaluation.vocabulary import check_ids
 from ssd_infer.report.schema import FAMILIES, SCHEMA_VERSION
-from ssd_infer.report.write import write_report
+from ssd_infer.report.write import check_writable, write_report, writing
 from ssd_infer.settings import EvalSettings
 
 logger = logging.getLogger(__name__)
@@ -34,16 +36,19 @@ QUALITY_TOKENS, QUALITY_WINDOW = 8192, 256
 def evaluate(settings: EvalSettings, say: Say | None = None) -> dict[str, Any]:
     """Measure every strategy on `settings.checkpoint`, write the report files, and return the report.
 
-    `say` receives one line a phase (None: the log does). Raises SSDError when the checkpoint or the prompts are
-    unusable; a strategy that fails is a row with its reason.
+    `say` receives one line a phase (None: the log does). Raises SSDError when the checkpoint, the prompts or the
+    place of the report are unusable; a strategy that fails is a row with its reason.
     """
-    with torch_threads(settings.threads):
+    folder = report_folder(settings)
+    check_writable("out", folder)
+    with torch_threads(settings.threads), quiet_libraries():
         bench = open_bench(settings, say or logger.info)
         quality = _quality(bench)
         grid = _grid(bench)
         sections = _sections(bench)
         report = assemble(bench, sections, quality, grid)
-    write_report(report, report_folder(settings), list(_samples(sections)))
+    with writing("out", folder):
+        write_report(report, folder, list(_samples(sections)))
     return report
 
 
@@ -64,7 +69,7 @@ def assemble(
             rows_of_report.extend(found)
     present = {row["name"] for row in strategies}
     strategies += [
-        absent_row(Absent(name, "not_applicable", "this run decoded at no temperature this row stands for"))
+        absent_row(Absent(name, "not_applicable", "greedy decoding was not part of this run"))
         for name in FAMILIES
         if name not in present
     ]
@@ -113,6 +118,7 @@ def _quality(bench: Bench) -> dict[str, Any]:
         return {"exits": [], "reason": bench.target}
     bench.say("measuring loss and agreement of every exit")
     source, windows = held_out_ids(bench.tasks, bench.tokenizer, QUALITY_TOKENS, QUALITY_WINDOW)
+    check_ids(source, windows, vocab_size(bench.model))
     return exit_quality(bench.target, windows, source, bench.budget.deadline(QUALITY_SHARE))
 
 
