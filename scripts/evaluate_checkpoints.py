@@ -22,7 +22,7 @@ from ssd_infer.__main__ import LISTS, settings_of
 from ssd_infer.compare import show
 from ssd_infer.console import print_error
 from ssd_infer.errors import SSDError
-from ssd_infer.evaluation.progress import quiet_libraries, spinner
+from ssd_infer.evaluation.progress import spinner
 from ssd_infer.evaluation.runner import evaluate
 from ssd_infer.evaluation.series import Series, evaluate_run, find_checkpoints
 from ssd_infer.launch import launch
@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def _evaluate(run: Path, cfg: DictConfig) -> int:
-    with quiet_libraries(), spinner() as say:
+    with spinner() as say:
         found: Series = evaluate_run(run, settings_of(cfg), lambda settings: evaluate(settings, say), say)
     show(found.comparison)
     print(f"page: {(run / 'reports' / 'comparison.html').resolve()}")

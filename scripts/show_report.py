@@ -6,13 +6,14 @@ python scripts/show_report.py outputs/layerskip/default
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
 from ssd_infer.console import print_error
-from ssd_infer.errors import CheckpointError
+from ssd_infer.errors import CheckpointError, SSDError
 from ssd_infer.report.terminal import print_report
+from ssd_infer.report.write import read_report
+from ssd_infer.steps import step_number
 
 
 def newest_report(directory: Path) -> Path:
@@ -24,7 +25,7 @@ def newest_report(directory: Path) -> Path:
         raise CheckpointError(
             f"{directory}: holds no report.json; evaluate with python -m ssd_infer checkpoint=DIR"
         )
-    return max(found, key=lambda file: int(file.parent.name.removeprefix("step-")))
+    return max(found, key=lambda file: step_number(file.parent))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -33,10 +34,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("directory", type=Path, help="run directory, or the directory of one report")
     try:
         path = newest_report(parser.parse_args(arguments).directory)
-    except CheckpointError as error:
+        report = read_report(path)
+    except SSDError as error:
         print_error(error)
         return 2
-    print_report(json.loads(path.read_text(encoding="utf-8")), path.parent)
+    print_report(report, path.parent)
     return 0
 
 

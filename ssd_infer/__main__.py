@@ -32,11 +32,11 @@ def settings_of(cfg: DictConfig) -> EvalSettings:
 def run(cfg: DictConfig) -> int:
     """Evaluate as `cfg` says; return 0 only if every strategy that claims to be lossless proved it."""
     settings = settings_of(cfg)
-    from ssd_infer.evaluation.progress import quiet_libraries, spinner
+    from ssd_infer.evaluation.progress import spinner
     from ssd_infer.evaluation.runner import evaluate, report_folder
     from ssd_infer.report.terminal import print_report
 
-    with quiet_libraries(), spinner() as say:
+    with spinner() as say:
         report = evaluate(settings, say)
     print_report(report, report_folder(settings))
     return exit_code(report)

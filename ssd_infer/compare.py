@@ -2,7 +2,7 @@
 
     python -m ssd_infer.compare A/report.json B/report.json [--markdown FILE] [--json FILE] [--strict]
 
-Exit code 0; 1 with --strict when something got worse; 2 when a report cannot be read.
+Exit code 0; 1 with --strict when something got worse; 2 when a report cannot be read or an output not written.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ssd_infer.errors import SSDError
 from ssd_infer.report.comparison import compare
 from ssd_infer.report.comparison_text import render_comparison, terminal_tables
 from ssd_infer.report.format import plain
-from ssd_infer.report.write import dump_json, read_report, write_text
+from ssd_infer.report.write import dump_json, read_report, write_text, writing
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,14 +29,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         comparison = compare([read_report(Path(path)) for path in options.reports])
+        show(comparison)
+        _write("--markdown", options.markdown, render_comparison(comparison))
+        _write("--json", options.json, dump_json(comparison))
     except SSDError as error:
         print_error(error)
         return 2
-    show(comparison)
-    if options.markdown:
-        write_text(Path(options.markdown), render_comparison(comparison))
-    if options.json:
-        write_text(Path(options.json), dump_json(comparison))
     return 1 if options.strict and comparison["regressions"] else 0
 
 
@@ -54,6 +52,12 @@ def show(comparison: dict[str, Any], console: Console | None = None) -> None:
         console.print(Text("nothing got worse", style="green"))
     for line in comparison["remarks"]:
         console.print(Text(f"note: {plain(line)}", style="yellow"), soft_wrap=True)
+
+
+def _write(option: str, path: str | None, text: str) -> None:
+    if path:
+        with writing(option, Path(path)):
+            write_text(Path(path), text)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -40,5 +40,9 @@ class DataError(SSDError):
     """A dataset is missing, empty, malformed, or too small for the block size asked for."""
 
 
+class OutputError(SSDError):
+    """What was made cannot be written where it was asked for."""
+
+
 class UnsupportedModelError(SSDError):
     """The architecture cannot be decoded by this engine; the message says which property is missing."""

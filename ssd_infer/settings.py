@@ -14,6 +14,7 @@ from omegaconf import MISSING
 
 from ssd_infer.checks import Checks, suggest
 from ssd_infer.config import option_names
+from ssd_infer.steps import step_number
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -120,7 +121,7 @@ def _near(path: Path) -> str:
     """Suggest the newest checkpoint inside the run directory `path`, or the first part of it that is missing."""
     steps = list((path / "checkpoints").glob("step-*/config.json"))
     if steps:
-        newest = max(steps, key=lambda file: int(file.parent.name.removeprefix("step-")))
+        newest = max(steps, key=lambda file: step_number(file.parent))
         return f"that is a run; try checkpoint={newest.parent}"
     missing = [part for part in (path, *path.parents) if not part.exists()]
     return f"{missing[-1]} does not exist" if missing else "there is no config.json in it"

@@ -11,12 +11,14 @@ import torch
 from torch import nn
 
 import ssd_infer
+from ssd_infer.engine.devices import check_device
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import CheckpointError
 from ssd_infer.evaluation.budget import Budget
 from ssd_infer.evaluation.measure import Unit
 from ssd_infer.evaluation.strategies import check_draft, find_target
 from ssd_infer.evaluation.tasks import Task, build_tasks, calibration_prompts
+from ssd_infer.evaluation.vocabulary import check_ids
 from ssd_infer.settings import EvalSettings
 
 Say = Callable[[str], None]
@@ -56,6 +58,7 @@ class Bench:
 def open_bench(settings: EvalSettings, say: Say) -> Bench:
     """Load the checkpoint and cut the prompts; raises before any measurement when something is wrong with either."""
     check_draft(settings.draft)
+    check_device(settings.device)
     budget = Budget(settings.max_minutes)
     say("loading the checkpoint")
     loaded = ssd_infer.load(settings.checkpoint, dtype=settings.dtype, device=settings.device)
@@ -64,8 +67,9 @@ def open_bench(settings: EvalSettings, say: Say) -> Bench:
     tasks = build_tasks(
         settings.tasks, loaded.tokenizer, settings.samples, settings.prompt_tokens, settings.seed
     )
-    _check_finite(model, tasks[0].prompts[0], settings.checkpoint)
     calibration = calibration_prompts(tasks, loaded.tokenizer, CALIBRATION_PROMPTS, settings.prompt_tokens)
+    _check_vocabulary(model, tasks, calibration)
+    _check_finite(model, tasks[0].prompts[0], settings.checkpoint)
     bench = Bench(
         settings,
         model,
@@ -82,6 +86,17 @@ def open_bench(settings: EvalSettings, say: Say) -> Bench:
             "parameters were chosen on prompts of the measured file itself, since it has no second text"
         )
     return bench
+
+
+def vocab_size(model: Any) -> int:
+    """Return how many token ids the model knows."""
+    return int(model.config.get_text_config().vocab_size)
+
+
+def _check_vocabulary(model: Any, tasks: list[Task], calibration: list[list[int]]) -> None:
+    for task in tasks:
+        check_ids(task.name, task.prompts, vocab_size(model))
+    check_ids("calibration", calibration, vocab_size(model))
 
 
 @torch.inference_mode()

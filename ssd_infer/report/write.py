@@ -5,13 +5,34 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ssd_infer.errors import OutputError
 from ssd_infer.report.html import render_html
 from ssd_infer.report.markdown import render_markdown
 from ssd_infer.report.schema import ReportError, validate
+
+
+@contextmanager
+def writing(key: str, path: Path) -> Iterator[None]:
+    """Turn an OSError of the block into one OutputError that names the option `key` and the `path` it gave."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or type(error).__name__
+        raise OutputError(
+            f"{key}: must be a place that can be written to (got {str(path)!r}: {why}); choose another"
+        ) from error
+
+
+def check_writable(key: str, folder: Path) -> None:
+    """Raise OutputError when `folder` could not be made and written to; leaves nothing behind."""
+    with writing(key, folder):
+        nearest = next(part for part in (folder, *folder.absolute().parents) if part.exists())
+        tempfile.TemporaryFile(dir=nearest).close()
 
 
 def write_text(path: Path, text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,12 @@ def test_a_run_directory_is_pointed_to_its_checkpoint(evaluate, checkpoint):
     result = evaluate(f"checkpoint={run}")
     assert result.code == 2
     assert f"that is a run; try checkpoint={checkpoint}" in result.err
+
+
+def test_a_copy_of_a_checkpoint_is_not_the_newest(evaluate, checkpoint):
+    run = checkpoint.parents[1]
+    shutil.copytree(checkpoint, checkpoint.with_name("step-280.bak"))
+    assert f"that is a run; try checkpoint={checkpoint}\n" in evaluate(f"checkpoint={run}").err
 
 
 def test_checkpoint_not_given(evaluate):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ import pytest
 import torch
 
 from ssd_infer import drafts
+from ssd_infer.__main__ import main
 from ssd_infer.drafts.base import Resolved
 from ssd_infer.drafts.early_exit import EarlyExit, EarlyExitParams
-from ssd_infer.errors import CheckpointError, ConfigError, DataError
-from ssd_infer.evaluation import evaluate
+from ssd_infer.errors import CheckpointError, ConfigError, DataError, OutputError
+from ssd_infer.evaluation import evaluate, runner
 from ssd_infer.evaluation.identity import command_line, weights_sha256
 from ssd_infer.evaluation.series import evaluate_run, find_checkpoints
 from ssd_infer.report import exit_code, read_report, validate
@@ -201,9 +203,8 @@ def test_failing_strategies_are_rows_and_the_rest_goes_on(
     assert any("swift failed" in line for line in report["verdict"]["warnings"])
 
 
-def test_wrong_verifier_fails_both_rows_and_the_exit_code(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def accept_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Break the engine: every drafted token counts as verified."""
     import ssd_infer.engine.loop as loop
 
     right = loop.accept
@@ -213,6 +214,31 @@ def test_wrong_verifier_fails_both_rows_and_the_exit_code(
         return torch.full_like(taken, draft.shape[1]), following
 
     monkeypatch.setattr(loop, "accept", accept_all)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_the_command_exits_with_1_when_a_lossless_row_fails(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: bool
+) -> None:
+    if broken:
+        accept_everything(monkeypatch)
+    line = f"checkpoint={checkpoint} tasks=file:{checkpoint}/prompts.jsonl out={tmp_path}/out samples=2 repeats=1"
+    line += (
+        " temperatures=0 grid=false draft=early_exit draft_params.exit_layer=1 draft_params.gamma=3 threads=1"
+    )
+    monkeypatch.setattr(sys, "argv", ["ssd_infer", *line.split(), "max_new_tokens=8", "device=cpu"])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == int(broken)
+    verdict = rows(read_report(tmp_path / "out"))["early_exit"]["lossless"]["verdict"]
+    assert verdict == ("fail" if broken else "pass")
+
+
+def test_wrong_verifier_fails_both_rows_and_the_exit_code(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept_everything(monkeypatch)
     wanted = settings(
         checkpoint, out=str(tmp_path), draft="early_exit", draft_params={"exit_layer": 1, "gamma": 3}
     )
@@ -281,6 +307,11 @@ def test_unsupported_architecture_still_gets_a_report(tmp_path: Path) -> None:
             r"draft_params\.exit_layer: must be < 3",
         ),
         ({"tasks": ["stdlib_code"]}, DataError, "no tokenizer"),
+        (
+            {"device": "cuda:99"},
+            ConfigError,
+            r"device: is not available here \(got 'cuda:99'\); use device=cpu",
+        ),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_written(
@@ -289,6 +320,56 @@ def test_bad_input_is_refused_before_anything_is_written(
     with pytest.raises(error, match=said):
         evaluate(settings(checkpoint, out=str(tmp_path / "out"), **changes))
     assert not (tmp_path / "out").exists()
+
+
+def test_ids_of_another_vocabulary_are_refused(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "other.jsonl").write_text(json.dumps({"ids": [5, 6]}) + "\n" + json.dumps({"ids": [7, 5000]}))
+    with pytest.raises(DataError, match=r"tasks: .*other\.jsonl must be below .* \(got 5000\); give ids"):
+        evaluate(settings(checkpoint, tasks=[f"file:{tmp_path}/other.jsonl"], out=str(tmp_path / "out")))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_tokenizer_of_another_model_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({"<unk>": 5000}, unk_token="<unk>"))
+    build_model(layers=3).save_pretrained(tmp_path / "m")
+    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path / "m")
+    (tmp_path / "m" / "prompts.jsonl").write_text(json.dumps({"ids": [5, 6]}))
+    wanted = settings(tmp_path / "m", tasks=["copy"], out=str(tmp_path / "out"))
+    with pytest.raises(
+        CheckpointError, match=r"checkpoint: .* must be below .* \(got 5000\); save the tokenizer"
+    ):
+        evaluate(wanted)
+
+
+def test_an_unwritable_place_is_refused_before_loading(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "open_bench", lambda *_: pytest.fail("loaded"))
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match=r"out: must be a place .*/file/out': Not a directory"):
+        evaluate(settings(checkpoint, out=str(tmp_path / "file" / "out")))
+
+
+def test_libraries_are_quiet_during_an_evaluation(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.utils import logging
+
+    seen: list[int] = []
+
+    def open_nothing(*_: Any) -> Any:
+        seen.append(logging.get_verbosity())
+        raise DataError("enough seen")
+
+    monkeypatch.setattr(runner, "open_bench", open_nothing)
+    before = logging.get_verbosity()
+    with pytest.raises(DataError, match="enough seen"):
+        evaluate(settings(checkpoint, out=str(tmp_path)))
+    assert (seen, logging.get_verbosity()) == ([logging.ERROR], before)
+    assert before < logging.ERROR
 
 
 def test_series_skips_what_is_reported_and_compares(

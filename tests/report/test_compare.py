@@ -112,3 +112,12 @@ def test_command_writes_and_tells(
     assert (tmp_path / "c.md").read_text() == render_comparison(json.loads((tmp_path / "c.json").read_text()))
     assert main([*paths, "--strict"]) == 1
     assert main([paths[0], str(tmp_path / "absent")]) == 2
+
+
+@pytest.mark.parametrize("option", ["--markdown", "--json"])
+def test_a_place_that_cannot_be_written_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    path = str(write_report(sample_report(), tmp_path))
+    assert main([path, path, option, f"{path}/out"]) == 2
+    assert f"{option}: must be a place that can be written to" in capsys.readouterr().err
