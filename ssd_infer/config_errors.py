@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
+import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.errors import ConfigCompositionException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
@@ -22,6 +23,7 @@ HYDRA_ERRORS = (
     MissingConfigException,
     OverrideParseException,
     OmegaConfBaseException,
+    yaml.YAMLError,
 )
 """What composing can raise for a mistake of the user's."""
 
@@ -55,6 +57,8 @@ def explain(error: Exception, overrides: Sequence[str] = ()) -> Problem:
         return _missing_option(error)
     if isinstance(error, OverrideParseException):
         return Problem("command line", "every argument must read key=value", error.override, _first(error))
+    if isinstance(error, yaml.YAMLError):
+        return _syntax(error)
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
     if isinstance(cause, OmegaConfBaseException):
         return _typed(cause, overrides)
@@ -63,6 +67,14 @@ def explain(error: Exception, overrides: Sequence[str] = ()) -> Problem:
 
 def _first(error: Exception) -> str:
     return str(error).splitlines()[-2 if "\nSee " in str(error) else 0]
+
+
+def _syntax(error: yaml.YAMLError) -> Problem:
+    """Explain a file that is no YAML: where it breaks, and how."""
+    mark = getattr(error, "problem_mark", None)
+    where = f"{mark.name}, line {mark.line + 1}" if mark else str(getattr(error, "name", "configuration"))
+    said = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
+    return Problem(where, "must be YAML", said, "check indentation, colons, quotes and brackets there")
 
 
 def _missing_option(error: MissingConfigException) -> Problem:

@@ -10,9 +10,12 @@ Smoke run on a CPU, seconds long:
 
 from __future__ import annotations
 
+import hashlib
 import sys
 
+from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
@@ -21,7 +24,7 @@ from ssd_infer.launch import USER_ERROR, launch
 from ssd_train.config.recipes import print_recipes
 from ssd_train.config.register import register
 from ssd_train.config.schema import Root
-from ssd_train.config.validate import validate
+from ssd_train.config.validate import MAX_NAME_BYTES, validate
 
 _LISTS = ("eval.tasks", "recipe.early_exit.exits")
 
@@ -50,9 +53,18 @@ def run(cfg: DictConfig) -> int:
 def _run_name(name: str) -> str:
     """Return `name`, made different for every job of a sweep so that none resumes another's run."""
     hydra = HydraConfig.get()
-    if hydra.mode != RunMode.MULTIRUN or any(item.startswith("run_name=") for item in hydra.overrides.task):
+    if hydra.mode != RunMode.MULTIRUN or _swept_keys() == {"run_name"} or not hydra.job.override_dirname:
         return name
-    return f"{name}-{hydra.job.override_dirname.replace('/', '-')}"
+    full = f"{name}-{hydra.job.override_dirname.replace('/', '-')}"
+    if len(full.encode()) <= MAX_NAME_BYTES:
+        return full
+    return f"{name}-{hashlib.sha256(full.encode()).hexdigest()[:12]}"
+
+
+def _swept_keys() -> set[str]:
+    """Return the keys the command line gives several values."""
+    overrides = OverridesParser.create().parse_overrides(get_args_parser().parse_args().overrides)
+    return {override.key_or_group for override in overrides if override.is_sweep_override()}
 
 
 def main() -> None:

@@ -43,12 +43,28 @@ def check_same_run(cfg: Root, saved: Mapping[str, Any]) -> None:
         if key == _EXTENDABLE:
             logger.warning("train.max_steps was %s and is now %s: schedules stretch from here on", then, now)
             continue
+        if _belongs_to_another_kind(key, current, saved):
+            continue
         rule = f"differs from the run's checkpoint, which has {then!r}"
         problems.append(
-            Problem(key, rule, now, f"set {key}={then}, choose another run_name, or resume=never")
+            Problem(key, rule, now, f"{_remedy(key, then)}choose another run_name, or resume=never")
         )
     if problems:
         raise ConfigError(problems)
+
+
+def _belongs_to_another_kind(key: str, current: Mapping[str, Any], saved: Mapping[str, Any]) -> bool:
+    """Tell whether only one side has `key` because the two chose different options of its group."""
+    group = f"{key.partition('.')[0]}.kind"
+    return (key in current) != (key in saved) and current.get(group) != saved.get(group)
+
+
+def _remedy(key: str, then: Any) -> str:
+    """Return how to give `key` its earlier value; a kind is not set by itself but chosen with its group."""
+    group, _, name = key.partition(".")
+    if name == "kind":
+        return f"choose {group} as before, "
+    return f"set {key}={'null' if then is None else then}, "
 
 
 def check_same_world(now: int, then: int) -> None:

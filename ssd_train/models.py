@@ -20,6 +20,7 @@ from transformers import (
 from transformers.utils import logging
 
 from ssd_infer.errors import CheckpointError, ConfigError, DataError, Problem, UnsupportedModelError
+from ssd_infer.loading import check_loading_info
 from ssd_train.config.schema import HFModelConfig, LayerSkipConfig, ModelConfig, Root, ScratchModelConfig
 
 FAMILIES: dict[str, str] = {"llama": "llama", "qwen3": "qwen3", "mistral": "mistral", "olmo2": "olmo2"}
@@ -165,14 +166,21 @@ def _pretrained(cfg: HFModelConfig, dtype: str) -> PreTrainedModel:
     check_weight_files(Path(cfg.name).expanduser())
     logging.disable_progress_bar()
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            cfg.name, revision=cfg.revision, trust_remote_code=cfg.trust_remote_code, dtype=_DTYPES[dtype]
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            cfg.name,
+            revision=cfg.revision,
+            trust_remote_code=cfg.trust_remote_code,
+            dtype=_DTYPES[dtype],
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused by name below
         )
     except Exception as error:  # as above
         raise CheckpointError(
             f"model.name: the weights cannot be loaded (got {cfg.name!r}): {_short(error)}; "
             "check the files or download the model again"
         ) from error
+    model: PreTrainedModel = loaded[0]
+    check_loading_info(loaded[1], cfg.name)
     return model
 
 

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from ssd_infer.evaluation.identity import command_line
+
 _PACKAGES = (
     "torch",
     "transformers",
@@ -30,7 +32,7 @@ _PACKAGES = (
 def collect(cfg: Any, *, tokenizer_hash: str | None = None) -> dict[str, Any]:
     """Return a JSON-ready record of what produced this run; `cfg` is the root dataclass."""
     return {
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "command": command_line(sys.argv),
         "config_hash": config_hash(cfg),
         "tokenizer_hash": tokenizer_hash,
         "git": git_state(),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import shlex
 import shutil
 import sys
 from collections.abc import Iterator
@@ -18,8 +17,9 @@ from filelock import FileLock, Timeout
 from transformers import TrainingArguments
 
 from ssd_infer.errors import DataError, SSDError
+from ssd_infer.evaluation.identity import command_line
 from ssd_train import data, models, provenance, recipes, tracking
-from ssd_train.arguments import training_arguments
+from ssd_train.arguments import check_device, training_arguments
 from ssd_train.checkpoints import CheckpointStore, read_record
 from ssd_train.config.schema import Root
 from ssd_train.identity import check_same_run, check_same_world, identity
@@ -39,6 +39,7 @@ def train(cfg: Root) -> Path:
     """
     if cfg.dry_run:
         return _dry_run(cfg)
+    check_device(cfg)
     models.check(cfg)
     if cfg.threads > 0:
         torch.set_num_threads(cfg.threads)
@@ -80,13 +81,24 @@ def train(cfg: Root) -> Path:
 
 
 def _open_run(cfg: Root, args: TrainingArguments, stack: ExitStack) -> Path | None:
+    """Prepare the run directory and return the checkpoint to continue from; raise SSDError when the system refuses."""
+    try:
+        return _prepare_run(cfg, args, stack)
+    except OSError as error:
+        raise SSDError(
+            f"output_root: the run directory cannot be used (got {str(cfg.run_dir)!r}: {error.strerror or error}); "
+            "set output_root to a directory you may write to"
+        ) from error
+
+
+def _prepare_run(cfg: Root, args: TrainingArguments, stack: ExitStack) -> Path | None:
     """Lock the run directory, decide what to continue from, and write what the run is; return the checkpoint."""
     run_dir = cfg.run_dir
     with args.main_process_first(desc="open the run directory"):
         if args.process_index == 0:
             stack.enter_context(_locked(run_dir))
             if cfg.resume == "never":
-                _set_aside(run_dir)
+                stack.enter_context(_set_aside(run_dir))
             run_dir.mkdir(parents=True, exist_ok=True)
         store = CheckpointStore(run_dir, cfg.train.keep_last)
         if args.process_index == 0:
@@ -158,15 +170,32 @@ def _locked(run_dir: Path) -> Iterator[None]:
         lock.release()
 
 
-def _set_aside(run_dir: Path) -> None:
-    """Move an earlier run of the same name away; nothing of it is overwritten."""
+@contextmanager
+def _set_aside(run_dir: Path) -> Iterator[None]:
+    """Move an earlier run of the same name away; it comes back when the new one fails before it trained a step."""
     if not run_dir.exists():
+        yield
         return
     number = 1
     while (aside := run_dir.with_name(f"{run_dir.name}.previous-{number}")).exists():
         number += 1
     run_dir.rename(aside)
     logger.warning("resume=never: the earlier run is now in %s", aside)
+    try:
+        yield
+    except SSDError:
+        if not _has_trained(run_dir):
+            shutil.rmtree(run_dir, ignore_errors=True)
+        if not run_dir.exists():
+            aside.rename(run_dir)
+            logger.warning("the new run did not start: the earlier one is in %s again", run_dir)
+        raise
+
+
+def _has_trained(run_dir: Path) -> bool:
+    """Tell whether a run left anything of its training: a line of metrics or a checkpoint."""
+    metrics = run_dir / "metrics.jsonl"
+    return (metrics.exists() and metrics.stat().st_size > 0) or any((run_dir / "checkpoints").glob("*"))
 
 
 def _check_enough(cfg: Root, args: TrainingArguments, blocks: int) -> None:
@@ -196,7 +225,7 @@ def config_text(cfg: Root) -> str:
 
 def _note_command(run_dir: Path) -> None:
     """Keep the command of this start; the first line is the first one."""
-    line = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    line = command_line(sys.argv)
     file = run_dir / "command.txt"
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     if not lines or lines[-1] != line:

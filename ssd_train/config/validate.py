@@ -15,6 +15,8 @@ OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "adafactor", "sgd", "muon")
 ENGINES = ("single",)
 TRACKERS = ("wandb", "tensorboard", "none")
 DTYPES = ("float32", "bfloat16", "float16")
+MAX_NAME_BYTES = 200
+"""Longest name of a run: file systems end at 255 bytes, and lock files and dry runs add to it."""
 
 
 def validate(cfg: Root, checks: Checks) -> None:
@@ -41,6 +43,8 @@ def _check_run(cfg: Root, checks: Checks) -> None:
     for key, name in (("recipe_name", cfg.recipe_name), ("run_name", cfg.run_name)):
         good = re.fullmatch(r"\w[^/\\\0]*", name) is not None
         checks.require(good, key, "must be one directory name that begins with a letter or digit", name)
+        short = len(name.encode()) <= MAX_NAME_BYTES
+        checks.require(short, key, f"must be at most {MAX_NAME_BYTES} bytes long", name, "shorten it")
     checks.require(bool(cfg.output_root), "output_root", "must not be empty", cfg.output_root, "try outputs")
     checks.at_least("seed", cfg.seed, 0)
     checks.at_least("threads", cfg.threads, 0)

@@ -50,7 +50,8 @@ def build(cfg: Root, run_dir: Path) -> TextData:
     run_dir.mkdir(parents=True, exist_ok=True)
     source = open_source(cfg.data)
     with FileLock(str(run_dir / ".data.lock")):
-        tokenizer = load_tokenizer(cfg, source, run_dir / "tokenizer")
+        trained = any((run_dir / "checkpoints").glob("step-*"))
+        tokenizer = load_tokenizer(cfg, source, run_dir / "tokenizer", keep=trained)
     cache = Path(cfg.data.cache_dir or Path(cfg.output_root) / ".cache")
     folder = cache / _fingerprint(cfg.data, source, tokenizer)
     folder.mkdir(parents=True, exist_ok=True)
@@ -107,9 +108,10 @@ def _split_blocks(
     needed = 1 if len(held) else 2
     if len(train) < needed:
         total = sizes["train"] + sizes["validation"]
+        smaller = f" or try data.block_size={total // 8}" if total // 8 >= 2 else ""
         raise DataError(
             f"data.block_size: the text must fill a training and a validation block (got {block} with {total} "
-            f"tokens in {source.name!r}); give more text or try data.block_size={max(8, total // 8)}"
+            f"tokens in {source.name!r}); give more text{smaller}"
         )
     if len(held):
         return ("train.bin", train), ("validation.bin", _spread(held, cfg.data.validation_blocks))

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -55,16 +56,19 @@ def train_bpe(texts: Iterable[str], vocab_size: int, max_length: int) -> PreTrai
     return tokenizer
 
 
-def load_tokenizer(cfg: Root, source: TextSource, directory: Path) -> PreTrainedTokenizerBase:
+def load_tokenizer(
+    cfg: Root, source: TextSource, directory: Path, *, keep: bool = True
+) -> PreTrainedTokenizerBase:
     """Return the model's own tokenizer, or one trained on `source` and kept in `directory`.
 
+    `keep` tells that checkpoints depend on the one in `directory`, so that it must not be replaced.
     Raises `DataError` when the tokenizer cannot be loaded or has more entries than the model has rows.
     """
     model = cfg.model
     name = model.name if isinstance(model, HFModelConfig) else getattr(model, "tokenizer", None)
     if name is None:
         length = getattr(model, "max_length", cfg.data.block_size)
-        tokenizer = cached_bpe(source, cfg.data.tokenizer_vocab, length, directory)
+        tokenizer = cached_bpe(source, cfg.data.tokenizer_vocab, length, directory, keep=keep)
     else:
         tokenizer = _pretrained(model, name)
     rows = getattr(model, "vocab_size", None)
@@ -95,23 +99,22 @@ def _pretrained(model: ModelConfig, name: str) -> PreTrainedTokenizerBase:
 
 
 def cached_bpe(
-    source: TextSource, vocab_size: int, max_length: int, directory: Path
+    source: TextSource, vocab_size: int, max_length: int, directory: Path, *, keep: bool = True
 ) -> PreTrainedTokenizerBase:
     """Return the tokenizer stored in `directory` if it was made from `source` and `vocab_size`, else train it.
 
-    A resumed run must never meet other token ids, so a stored tokenizer of another origin is a `DataError`.
+    A resumed run must never meet other token ids: with `keep` a stored tokenizer of another origin is a `DataError`.
     """
     identity = {"vocab_size": vocab_size, "source": source.fingerprint}
     mark = directory / _MARK
     if mark.exists():
         found = json.loads(mark.read_text(encoding="utf-8"))
         tokenizer: PreTrainedTokenizerBase = PreTrainedTokenizerFast.from_pretrained(directory)
-        if found != {**identity, "vocabulary": vocabulary_hash(tokenizer)}:
-            raise DataError(
-                f"data.tokenizer_vocab: {directory} holds a tokenizer made from other text or of another size "
-                f"(got {vocab_size}, stored {found.get('vocab_size')}); use another run_name or resume=never"
-            )
-        return tokenizer
+        if found == {**identity, "vocabulary": vocabulary_hash(tokenizer)}:
+            return tokenizer
+        if keep:
+            raise _other_tokenizer(directory, found, identity, source)
+        mark.unlink()
     trained = train_bpe((item.text for item in source.train()), vocab_size, max_length)
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -124,6 +127,25 @@ def cached_bpe(
         ) from error
     again: PreTrainedTokenizerBase = PreTrainedTokenizerFast.from_pretrained(directory)
     return again
+
+
+def _other_tokenizer(
+    directory: Path, found: dict[str, Any], wanted: dict[str, Any], source: TextSource
+) -> DataError:
+    """Return the error for a stored tokenizer that is not the wanted one, named by what differs."""
+    remedy = "use another run_name or resume=never"
+    size, then = wanted["vocab_size"], found.get("vocab_size")
+    if size != then:
+        return DataError(
+            f"data.tokenizer_vocab: {directory} holds a tokenizer of another size (got {size}, stored {then}); {remedy}"
+        )
+    if wanted["source"] != found.get("source"):
+        return DataError(
+            f"{source.key}: {directory} holds a tokenizer made from other text (got {source.name!r}); {remedy}"
+        )
+    return DataError(
+        f"{directory}: the tokenizer was changed after the run trained it; restore it, or {remedy}"
+    )
 
 
 def vocabulary_hash(tokenizer: PreTrainedTokenizerBase) -> str:

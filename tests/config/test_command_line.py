@@ -173,3 +173,33 @@ def test_jobs_of_a_sweep_do_not_share_a_run_directory(train):
     assert result.code == 0, result.err
     names = [line for line in result.out.splitlines() if line.startswith("run_name: ")]
     assert names == [f"run_name: default-print_config=True,seed={seed}" for seed in (1, 2)]
+
+
+def run_names(result) -> list[str]:
+    assert result.code == 0, result.err
+    return [line.partition(": ")[2] for line in result.out.splitlines() if line.startswith("run_name: ")]
+
+
+def test_a_run_name_given_to_a_sweep_is_made_different_for_each_job(train):
+    sweep = ("--multirun", RECIPE, "print_config=true")
+    own = "print_config=True,seed="
+    assert run_names(train(*sweep, "run_name=a", "seed=1,2")) == [f"a-{own}1", f"a-{own}2"]
+    assert run_names(train(*sweep, "run_name=a,b")) == ["a", "b"]
+    long = run_names(train(*sweep, "seed=1,2", "output_root=o", f"tracking.project={'p' * 300}"))
+    assert len(set(long)) == 2
+    assert all(len(name) < 200 for name in long)
+
+
+def test_a_run_name_too_long_for_a_file_system_is_refused(train):
+    result = train(RECIPE, f"run_name={'x' * 201}")
+    assert result.code == 2
+    assert "run_name: must be at most 200 bytes long" in result.err
+
+
+@pytest.mark.parametrize("beside", [(), ("train.max_stepz=3",)])
+def test_a_recipe_that_is_no_yaml_is_named_with_its_line(train, tmp_path, beside):
+    folder = write_recipe(tmp_path, "mine", "seed: 7\ntrain: max_steps: 3\n")
+    result = train("--config-dir", folder, "+recipe=mine", *beside)
+    assert result.code == 2
+    assert "mine.yaml, line 9: must be YAML (got 'mapping values are not allowed here')" in result.err
+    assert "Traceback" not in result.err

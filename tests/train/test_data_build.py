@@ -125,21 +125,38 @@ def test_another_run_of_the_same_text_shares_the_cache(tmp_path: Path) -> None:
     assert (cfg.run_dir / "tokenizer" / "tokenizer.json").exists()
 
 
-def test_a_run_refuses_a_tokenizer_made_from_other_text(tmp_path: Path) -> None:
-    cfg = root(tmp_path, local(tmp_path, WORDS))
+def with_checkpoint(cfg: Root) -> Root:
+    """Make the run of `cfg` one whose weights depend on its tokenizer."""
+    (cfg.run_dir / "checkpoints" / "step-2").mkdir(parents=True)
+    return cfg
+
+
+def test_a_run_refuses_a_tokenizer_made_from_other_text_or_of_another_size(tmp_path: Path) -> None:
+    cfg = with_checkpoint(root(tmp_path, local(tmp_path, WORDS)))
     build(cfg)
+    with pytest.raises(DataError, match=r"data\.tokenizer_vocab: .*got 280, stored 300.*resume=never"):
+        build(dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, tokenizer_vocab=280)))
     local(tmp_path, [*WORDS, "another document"])
-    with pytest.raises(DataError, match=r"data\.tokenizer_vocab: .*other text.*resume=never"):
+    with pytest.raises(DataError, match=r"data\.path: .*other text .*resume=never"):
         build(cfg)
 
 
+def test_a_run_that_never_trained_takes_the_corrected_text(tmp_path: Path) -> None:
+    cfg = root(tmp_path, local(tmp_path, []))
+    with pytest.raises(DataError, match="holds no text"):
+        build(cfg)
+    local(tmp_path, WORDS)
+    assert len(build(cfg).tokenizer) == 300
+    assert len(build(with_checkpoint(cfg)).tokenizer) == 300
+
+
 def test_a_damaged_tokenizer_of_the_run_is_noticed(tmp_path: Path) -> None:
-    cfg = root(tmp_path, local(tmp_path, WORDS))
+    cfg = with_checkpoint(root(tmp_path, local(tmp_path, WORDS)))
     text = build(cfg)
     other = train_bpe(["entirely different words"] * 50, 300, 64)
     other.save_pretrained(cfg.run_dir / "tokenizer")
     assert vocabulary_hash(other) != vocabulary_hash(text.tokenizer)
-    with pytest.raises(DataError, match="tokenizer_vocab"):
+    with pytest.raises(DataError, match=r"the tokenizer was changed .*resume=never"):
         build(cfg)
 
 
@@ -162,7 +179,8 @@ def test_validation_is_limited_and_spread(tmp_path: Path) -> None:
     [
         ([], r"data\.path: holds no text \(got '.*texts\.jsonl'\)"),
         (["", ""], r"data\.path: holds no text"),
-        (["too short"], r"data\.block_size: .*\(got 16 with \d+ tokens.*try data\.block_size=8"),
+        (["a1b2c3d4e5f6g7h8i9"], r"data\.block_size: .*\(got 16 with 19 tokens.*try data\.block_size=2$"),
+        (["abc"], r"data\.block_size: .*\(got 16 with 2 tokens in .*\); give more text$"),
     ],
 )
 def test_too_little_text_is_refused(texts: list[str], said: str, tmp_path: Path) -> None:

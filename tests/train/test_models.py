@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerBase
 
 from ssd_infer.errors import CheckpointError, ConfigError, DataError, UnsupportedModelError
@@ -213,3 +213,31 @@ def test_a_good_model_passes_the_check(saved: Path) -> None:
 def test_an_unknown_family_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"model\.family: must be one of llama, qwen3, mistral, olmo2"):
         models.scratch_config(dataclasses.replace(TINY, family="bert"))
+
+
+def rewrite(path: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    weights = load_file(path / "model.safetensors")
+    change(weights)
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+
+
+NORM = "model.norm.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda weights: weights.pop(NORM), rf"missing: {NORM}"),
+        (lambda weights: weights.update(stray=torch.ones(1)), r"unknown to the model: stray"),
+        (lambda weights: weights.update({NORM: torch.ones(1)}), NORM),
+    ],
+)
+def test_weights_that_do_not_fit_the_configuration_are_refused(
+    change: Callable[[dict[str, torch.Tensor]], object],
+    said: str,
+    saved: Path,
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    rewrite(saved, change)
+    with pytest.raises(CheckpointError, match=said):
+        models.build(HFModelConfig(name=str(saved)), tokenizer)

@@ -44,7 +44,7 @@ def repository(tmp_path: Path) -> Path:
 def test_the_record_is_json_and_names_command_and_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/somewhere/ssd_train/__main__.py", "+recipe=plain", "seed=3"])
     record = json.loads(json.dumps(provenance.collect(run(seed=3), tokenizer_hash="abc")))
-    assert record["command"] == ["__main__.py", "+recipe=plain", "seed=3"]
+    assert record["command"] == "python -m ssd_train +recipe=plain seed=3"
     assert record["tokenizer_hash"] == "abc"
     assert record["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
     assert record["versions"]["torch"].startswith("2.")

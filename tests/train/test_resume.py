@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ssd_infer.errors import CheckpointError, ConfigError, SSDError
+from ssd_infer.errors import CheckpointError, ConfigError, DataError, SSDError
 from ssd_train import checkpoints, run
-from ssd_train.config.schema import LayerSkipConfig, OptimConfig, Root
+from ssd_train.config.schema import LayerSkipConfig, OptimConfig, Root, StdlibTextConfig
 from tests.train.support import in_processes, tiny_root, train_until_killed, with_train
 
 CLOCK = "seconds_per_step"
@@ -172,6 +172,26 @@ def test_resume_never_starts_anew_and_keeps_the_old_run(whole: Path, tmp_path: P
     run.train(replace(with_train(cfg, max_steps=2, learning_rate=1e-3), resume="never"))
     assert checkpoints.CheckpointStore(run_dir, 0).steps() == [2]
     assert_same_run(whole, run_dir.with_name("default.previous-1"))
+
+
+def test_resume_never_gives_the_old_run_back_when_the_new_one_cannot_start(
+    whole: Path, tmp_path: Path
+) -> None:
+    cfg, run_dir = copied(whole, tmp_path)
+    empty = tmp_path / "empty.txt"
+    empty.touch()
+    with pytest.raises(DataError):
+        run.train(replace(cfg, resume="never", data=replace(cfg.data, path=str(empty))))
+    assert_same_run(whole, run_dir)
+    assert [path.name for path in run_dir.parent.iterdir() if path.is_dir()] == ["default"]
+
+
+def test_another_kind_of_data_is_one_problem_and_its_keys_are_none(whole: Path, tmp_path: Path) -> None:
+    cfg, _ = copied(whole, tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        run.train(replace(cfg, data=StdlibTextConfig(block_size=24, tokenizer_vocab=300)))
+    assert [problem.key for problem in caught.value.problems] == ["data.kind"]
+    assert "choose data as before" in str(caught.value)
 
 
 def test_a_validation_cut_off_by_a_kill_is_made_up_for(whole: Path, tmp_path: Path) -> None:

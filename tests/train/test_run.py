@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import ssd_infer.evaluation
-from ssd_infer.errors import DataError, SSDError
+from ssd_infer.errors import ConfigError, DataError, SSDError
+from ssd_infer.evaluation.identity import command_line
 from ssd_infer.settings import EvalSettings
 from ssd_train import run
 from ssd_train.config.schema import EvalConfig, HFModelConfig
@@ -32,7 +34,7 @@ def test_the_run_directory_holds_what_design_promises(finished: Path) -> None:
     assert finished.parts[-2:] == ("layerskip", "default")
     assert {path.name for path in finished.glob("checkpoints/*")} == {"step-2", "step-4"}
     assert yaml.safe_load((finished / "config.yaml").read_text())["recipe"]["early_exit"]["period"] == 2
-    assert (finished / "command.txt").read_text().strip()
+    assert (finished / "command.txt").read_text() == command_line(sys.argv) + "\n"
     assert (finished / json.loads((finished / "best.json").read_text())["path"]).is_dir()
 
 
@@ -177,3 +179,28 @@ def test_reports_on_the_way_do_not_change_what_is_learned(
             assert left["python"] == right["python"]
         else:
             assert files[0].read_bytes() == files[1].read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("root", "name"), [("afile", "default"), ("/proc/nowhere", "default"), ("out", "x" * 300)]
+)
+def test_a_run_directory_the_system_refuses_is_one_sentence(tmp_path: Path, root: str, name: str) -> None:
+    (tmp_path / "afile").touch()
+    with pytest.raises(SSDError, match=r"output_root: the run directory cannot be used \(got "):
+        run.train(replace(tiny_root(tmp_path), output_root=str(tmp_path / root), run_name=name))
+
+
+def test_a_device_that_is_not_there_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    cfg = replace(tiny_root(tmp_path), dtype="float16")
+    with pytest.raises(ConfigError) as caught:
+        run.train(replace(cfg, device="cuda"))
+    assert [problem.key for problem in caught.value.problems] == ["device", "dtype"]
+    assert "device=cpu" in str(caught.value)
+    for device in ("cpu", "auto"):
+        with pytest.raises(ConfigError, match=r"dtype: needs an accelerator .*bfloat16"):
+            run.train(replace(cfg, device=device))
+    assert not cfg.run_dir.exists()
