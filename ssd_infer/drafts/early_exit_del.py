@@ -165,6 +165,25 @@ class EarlyExitDel(Stepwise):
         return EarlyExit.applicable(target)
 
     @classmethod
+    def resolve(
+        cls, target: Target, params: DraftParams, prompts: list[list[int]], do_sample: bool
+    ) -> Resolved:
+        """Measure costs once a model, and decode plainly where no fixed exit is predicted to gain anything.
+
+        Following the text costs a little more than a fixed exit; everything else is learned while decoding.
+        """
+        from ssd_infer.engine.calibrate import recall
+
+        recall_costs(target, max(map(len, prompts)) + 32, do_sample)
+
+        best = recall(target, prompts, do_sample).best()
+        if best.speedup < 1.0:
+            chosen = f"exit {best.exit_layer}, γ {best.gamma}"
+            note = f"plain decoding: the best predicted speedup of any exit is {best.speedup:.2f} ({chosen})"
+            return Resolved(None, note, best.speedup)
+        return Resolved(params)
+
+    @classmethod
     def search_space(cls, target: Target) -> dict[str, Sequence[Any]]:
         """Numbers of candidate exits, and how fast the past fades."""
         del target
@@ -174,11 +193,3 @@ class EarlyExitDel(Stepwise):
     def max_draft(cls, params: DraftParams) -> int:
         """Return the longest draft."""
         return cast(EarlyExitDelParams, params).gamma
-
-    @classmethod
-    def resolve(
-        cls, target: Target, params: DraftParams, prompts: list[list[int]], do_sample: bool
-    ) -> Resolved:
-        """Measure costs once a model; everything else is learned while decoding."""
-        recall_costs(target, max(map(len, prompts)) + 32, do_sample)
-        return Resolved(params)

@@ -10,6 +10,8 @@ import torch
 import ssd_infer
 from ssd_infer.drafts.early_exit_del import EarlyExitDel
 from ssd_infer.drafts.shadow import ShadowCounts, Shadows, up_to_first_mismatch
+from ssd_infer.engine.calibrate import ExitProfile, remember
+from ssd_infer.engine.costs import Costs
 from ssd_infer.engine.session import Feedback
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import ConfigError
@@ -24,9 +26,18 @@ NAME, NEW = "early_exit+del", 24
 
 def prepare(model: Any, layers: int, step: float = 0.0, do_sample: bool = False) -> Any:
     """Pretend that verifying is flat, so that drafting pays."""
+    target = Target.of(model)
     for batch in (1, 8, 64):
-        remember_costs(Target.of(model), flat_costs(layers, 1.0, 1.0, step), do_sample, batch)
+        remember_costs(target, flat_costs(layers, 1.0, 1.0, step), do_sample, batch)
+    promise(target, 0.95, do_sample)
     return model
+
+
+def promise(target: Target, level: float, do_sample: bool) -> None:
+    """Let calibration believe that every exit is accepted with probability `level`."""
+    table = torch.full((2, 1, 200), level)
+    costs = Costs((1, 17), (1.0, 1.0), (0.1, 0.1), target.num_layers)
+    remember(target, ExitProfile(table, table, costs, do_sample=do_sample))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -151,3 +162,12 @@ def test_the_exit_follows_the_text(tiny_model: ModelFactory) -> None:
 def test_bad_parameters_name_the_key(tiny_model: ModelFactory, params: dict[str, Any], key: str) -> None:
     with pytest.raises(ConfigError, match=f"draft_params.{key}"):
         ssd_infer.generate(tiny_model(), [[2, 3]], draft=NAME, draft_params=params, max_new_tokens=4)
+
+
+def test_falls_back_to_plain_decoding_where_no_exit_gains() -> None:
+    model = build_model(layers=4)
+    for level, drafting in ((0.0, False), (0.95, True)):
+        promise(Target.of(model), level, True)
+        out = ssd_infer.generate(model, [[2, 3]], draft=NAME, max_new_tokens=6, do_sample=True, seed=0)
+        assert (out.draft is not None) == drafting
+        assert ("plain decoding" in out.note) != drafting
