@@ -9,19 +9,16 @@ from typing import Any
 import torch
 from transformers import TrainingArguments
 
+from ssd_infer.engine.devices import device_problems
 from ssd_infer.errors import ConfigError, Problem
 from ssd_train.config.schema import Root
 
 
 def check_device(cfg: Root) -> None:
     """Raise ConfigError when this machine lacks `cfg.device`, or that device cannot compute in `cfg.dtype`."""
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    kind = cfg.device.partition(":")[0]
-    problems = []
-    if not there.get(kind, True):
-        remedy = "use device=cpu, or device=auto for what there is"
-        problems.append(Problem("device", "is not available on this machine", cfg.device, remedy))
-    if cfg.dtype == "float16" and (kind == "cpu" or not any(there.values())):
+    problems = device_problems(cfg.device)
+    accelerated = torch.cuda.is_available() or torch.backends.mps.is_available()
+    if cfg.dtype == "float16" and (cfg.device == "cpu" or not accelerated):
         remedy = "use dtype=float32 or dtype=bfloat16"
         problems.append(Problem("dtype", "needs an accelerator", cfg.dtype, remedy))
     if problems:

@@ -7,17 +7,23 @@ import torch
 from ssd_infer.errors import ConfigError, Problem
 
 
-def check_device(name: str) -> None:
-    """Raise ConfigError when `name` (auto, cpu, mps, cuda or cuda:N) is no device of this machine."""
-    if name == "auto":
-        return
+def device_problems(name: str) -> list[Problem]:
+    """Return the problem when `name` (auto, cpu, mps, cuda or cuda:N) is no device of this machine."""
     kind, colon, index = name.partition(":")
     counts = {
+        "auto": 1,
         "cpu": 1,
         "cuda": torch.cuda.device_count() if torch.cuda.is_available() else 0,
         "mps": int(torch.backends.mps.is_available()),
     }
     count = counts.get(kind, 0)
     there = index.isdecimal() and int(index) < count if colon else count > 0
-    if not there:
-        raise ConfigError([Problem("device", "is not available here", name, "use device=cpu")])
+    remedy = "use device=cpu, or device=auto for what there is"
+    return [] if there else [Problem("device", "is not available on this machine", name, remedy)]
+
+
+def check_device(name: str) -> None:
+    """Raise ConfigError when `name` is no device of this machine."""
+    problems = device_problems(name)
+    if problems:
+        raise ConfigError(problems)

@@ -310,7 +310,7 @@ def test_unsupported_architecture_still_gets_a_report(tmp_path: Path) -> None:
         (
             {"device": "cuda:99"},
             ConfigError,
-            r"device: is not available here \(got 'cuda:99'\); use device=cpu",
+            r"device: is not available on this machine \(got 'cuda:99'\); use device=cpu",
         ),
     ],
 )
