@@ -34,6 +34,8 @@ class SparseAttentionParams(DraftParams):
     min_budget: int | Auto = "auto"
     """Slots read at least."""
     gamma: int | Auto = "auto"
+    cold_start: Literal["dense", "prompt"] = "dense"
+    """How `pillar` begins: with a round of dense drafts, or scored by the last tokens of the prompt."""
     adapt: bool = False
     """Let γ follow the measured agreement, down to no drafts at all; an automatic γ does."""
     phases: Literal["lockstep", "balanced"] = "lockstep"
@@ -85,7 +87,9 @@ class SparseAttention(Stepwise):
         shape = Shape.of(target, cache, prompts)
         kind = selectors()[self.params.selector]
         self.selector = kind(shape, Budget(float(self.params.ratio), int(self.params.min_budget)))
-        self.full = FullAttention(cache, self.selector, prompts, kind.prompt_queries)
+        if self.params.cold_start == "prompt":
+            self.selector.hear_prompts()
+        self.full = FullAttention(cache, self.selector, prompts, self.selector.prompt_queries)
         session.layers = attention_view(target, self.full)
         self.working = WorkingSet(cache)
         self.paged = self.selector if isinstance(self.selector, Quest) else None

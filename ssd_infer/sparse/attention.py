@@ -11,6 +11,7 @@ the backend only hands over to it. Nothing is global and the target's configurat
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import groupby
 from typing import Any, Protocol
 
@@ -26,7 +27,7 @@ from ssd_infer.sparse.flex import flex_window_attention
 from ssd_infer.sparse.listener import Listener
 
 BACKEND = "ssd_grouped"
-_BLOCK_BYTES = 4 << 20
+_BLOCK_BYTES = 512 << 10
 _PLAIN_FROM = 1 << 13
 _FLEX_FROM = 256 << 20
 _UNKNOWN = ("softcap", "s_aux", "position_bias")
@@ -186,9 +187,18 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
 def _hide_future(scores: Tensor, starts: list[int], width: int) -> None:
     """Set scores `(rows, heads, G·T, S)` of slots after each query's own to -inf."""
     first = min(starts)
-    if width == 1 and first == max(starts):
+    if first == max(starts):
+        if width > 1:
+            tail = scores[..., first : first + width].unflatten(2, (-1, width))
+            tail.masked_fill_(_future(width, scores.device), -torch.inf)
         return
     tail = scores[..., first:].unflatten(2, (-1, width))
     slots = torch.arange(first, scores.shape[-1], device=scores.device)
     own = torch.tensor(starts, device=scores.device)[:, None] + torch.arange(width, device=scores.device)
     tail.masked_fill_((slots > own.unsqueeze(-1))[:, None, None], -torch.inf)
+
+
+@cache
+def _future(width: int, device: torch.device) -> Tensor:
+    """Return which of a window's slots `(T, T)` come after each of its queries."""
+    return torch.ones((width, width), dtype=torch.bool, device=device).triu(1)

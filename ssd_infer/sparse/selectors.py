@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import ClassVar
 
 import torch
@@ -56,7 +57,7 @@ class Selector(ABC):
     """
 
     name: ClassVar[str]
-    prompt_queries: ClassVar[int] = 0
+    prompt_queries: int = 0
     """Last queries of each prompt whose probabilities it wants from the prefill."""
     listens: ClassVar[bool] = False
     """Whether it wants the probabilities of verify passes."""
@@ -77,6 +78,9 @@ class Selector(ABC):
         self, layer: int, rows: slice, heads: slice, probs: Tensor, starts: list[int], first: int = 0
     ) -> None:
         """Learn from probabilities of a pass; see `Listener`."""
+
+    def hear_prompts(self) -> None:
+        """Ask for the last queries of the prompts, where nothing could be chosen before the first verify."""
 
     def committed(self, accepted: list[int]) -> None:
         """Note how many drafts each row accepted; its pending token became a slot too."""
@@ -138,16 +142,28 @@ class Pillar(_Scored):
     name = "pillar"
     listens = True
 
+    def hear_prompts(self) -> None:
+        """Take the last nine tokens of each prompt for a window that was verified."""
+        self.prompt_queries = 9
+        self.fresh = [min(9, prompt) for prompt in self.shape.prompts]
+
     def hear(
         self, layer: int, rows: slice, heads: slice, probs: Tensor, starts: list[int], first: int = 0
     ) -> None:
         """Score S(j) = Σ_h Σ_i p / (G·vis(j)), vis(j) being the queries that can see slot j."""
         group, width, count = probs.shape[2:]
-        slots = torch.arange(first, first + count, device=probs.device)
-        totals = torch.tensor(starts, device=probs.device)[:, None] + width
-        visible = (totals - slots).clamp(1, width)[:, None]
-        self.scores[layer, rows, heads, first : first + count] = probs.sum(dim=(2, 3)) / (group * visible)
+        board = self.scores[layer, rows, heads, first : first + count]
+        torch.div(probs.sum(dim=(2, 3)), group * width, out=board)
+        for row, start in enumerate(starts):  # slots of the window itself are seen by fewer queries
+            own = board[row, :, max(0, start - first) : max(0, start - first + width)]
+            own *= _rarity(width, probs.device)[max(0, first - start) :][: own.shape[-1]]
         self._heard = True
+
+
+@cache
+def _rarity(width: int, device: torch.device) -> Tensor:
+    """Return T/vis(j) `(T,)` for the slots of a window: how much fewer queries see them."""
+    return width / torch.arange(width, 0, -1, device=device)
 
 
 class Vegas(_Scored):

@@ -51,6 +51,19 @@ def test_identical_alone_and_in_a_ragged_batch(
 
 
 @pytest.mark.parametrize("selector", SELECTORS)
+def test_pillar_can_begin_with_the_prompt_instead(tiny_model: ModelFactory, selector: str) -> None:
+    """No round is dense then; the other selectors begin as they always do."""
+    model = tiny_model(vocab_size=29, initializer_range=0.1)
+    rows = [torch.cat([row, row.flip(0)]) for row in prompts(6, 29)]
+    out = decode(model, rows, selector=selector, gamma=5, cold_start="prompt", **TINY)
+    assert out.sequences == reference(model, rows, NEW)
+    short = decode(model, rows, 6, selector=selector, gamma=4, cold_start="prompt", **TINY)
+    dense = decode(model, rows, 6, selector=selector, gamma=4, **TINY)
+    fewer = short.stats.report["slots_per_token_draft"] < dense.stats.report["slots_per_token_draft"]
+    assert fewer == (selector == "pillar")
+
+
+@pytest.mark.parametrize("selector", SELECTORS)
 def test_rows_end_at_different_times(tiny_model: ModelFactory, selector: str) -> None:
     model = tiny_model(vocab_size=13)
     rows = prompts(12, 13, seed=3)
