@@ -34,8 +34,8 @@ class SparseAttentionParams(DraftParams):
     min_budget: int | Auto = "auto"
     """Slots read at least."""
     gamma: int | Auto = "auto"
-    cold_start: Literal["dense", "prompt"] = "dense"
-    """How `pillar` begins: with a round of dense drafts, or scored by the last tokens of the prompt."""
+    cold_start: Literal["dense", "prompt"] | Auto = "auto"
+    """How `pillar` begins: with a round of dense drafts (the paper), or scored by the last tokens of the prompt."""
     adapt: bool = False
     """Let γ follow the measured agreement, down to no drafts at all; an automatic γ does."""
     phases: Literal["lockstep", "balanced"] = "lockstep"

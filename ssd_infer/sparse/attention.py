@@ -131,9 +131,9 @@ def window_attention(
     for rows, part in _blocks(folded, window):
         starts = window.starts[rows]
         end = max(starts) + width
-        scores = _product(folded[rows, part], key[rows, part, :end].transpose(-1, -2)).float()
+        scores = _product(folded[rows, part], key[rows, part, :end].transpose(-1, -2))
         _hide_future(scores, starts, width)
-        probs = scores.softmax(dim=-1)
+        probs = scores.softmax(dim=-1, dtype=torch.float32)
         if listener is not None:
             known = slice(rows.start + first_row, rows.stop + first_row)
             listener.hear(layer, known, part, probs.unflatten(2, (-1, width)), starts)

@@ -69,7 +69,14 @@ def settle_sparse(
     selector = "pillar" if params.selector == "auto" else params.selector
     floor = MIN_BUDGET if isinstance(params.min_budget, str) else params.min_budget
     ratios = RATIOS if isinstance(params.ratio, str) else (params.ratio,)
-    options = [replace(params, selector=selector, min_budget=floor, ratio=ratio) for ratio in ratios]
+    cold = params.cold_start
+    if (
+        cold == "auto"
+    ):  # a dense round costs as much as plain decoding; a γ given by hand gets the paper's beginning
+        cold = "prompt" if params.gamma == "auto" else "dense"
+    options = [
+        replace(params, selector=selector, min_budget=floor, ratio=ratio, cold_start=cold) for ratio in ratios
+    ]
     if params.gamma != "auto":
         return Resolved(options[0])
     context, batch = max(map(len, prompts)), len(prompts)

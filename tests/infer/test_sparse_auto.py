@@ -54,6 +54,7 @@ def test_auto_decides_by_the_costs_at_this_batch_and_context(
     assert set(asked) == {(max(map(len, rows)), 4)}
     assert out.draft == "sparse_attention"
     assert out.note.startswith("auto: pillar, 10% read, γ ")
+    assert out.draft_params["cold_start"] == "prompt"
     usual = settle.usual_agreement(10)
     assert out.draft_params["gamma"] == CHEAP.best_gamma(10, usual, settle.MAX_GAMMA)
     assert out.sequences == reference(model, rows, 16)
@@ -88,6 +89,7 @@ def test_a_given_gamma_is_neither_measured_nor_refused(
         tiny_model(), rows_of(2), draft="sparse_attention", draft_params=params, max_new_tokens=8
     )
     assert (out.draft_params["gamma"], out.draft_params["adapt"], asked) == (3, False, [])
+    assert out.draft_params["cold_start"] == "dense"
 
 
 def test_drafting_stops_when_drafts_are_wrong(
