@@ -110,8 +110,10 @@ class SparseAttention(Stepwise):
         """Gather what the selector chooses and draft on it; drafts are dense while there is nothing to choose by."""
         gamma, lengths = self.pace.gamma(limit), self.session.lengths
         if gamma == 0:
-            self.full.listener = None
+            self.full.listener = self.selector if self.pace.resumes and self.selector.listens else None
+            self.selector.committed([0] * len(lengths))
             return self.session.empty()
+        self.full.listener = self.selector if self.selector.listens else None
         self._selected = self.selector.ready
         if self.paged is not None:
             self.paged.prepare(self.session.cache, lengths)
@@ -152,11 +154,12 @@ class SparseAttention(Stepwise):
         return Balanced
 
     def report(self) -> dict[str, Any]:
-        """Return agreement, and the cache slots and bytes read for one token."""
+        """Return how often drafts were right by position, and the cache slots and bytes read for one token."""
         from ssd_infer.sparse.settle import remember
 
-        remember(self.session.target, self.params, self.pace.agreement)
-        return {"agreement": self.pace.agreement} | self.reads.report(self._slot_bytes)
+        shares = self.pace.shares
+        remember(self.session.target, self.params, shares)
+        return {"shares": [round(share, 3) for share in shares]} | self.reads.report(self._slot_bytes)
 
     @classmethod
     def applicable(cls, target: Target) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -47,20 +47,23 @@ class SparseCosts:
         draft = float(np.interp(slots, self.budgets, self.draft))
         return float(np.interp(slots, self.budgets, self.select)) + gamma * draft + verify
 
-    def speedup(self, gamma: int, slots: int, agreement: float) -> float:
-        """Return the predicted speedup when each draft is right with probability `agreement`."""
-        return expected_tokens(gamma, agreement) * self.plain / self.round(gamma, slots)
+    def speedup(self, gamma: int, slots: int, shares: Sequence[float]) -> float:
+        """Return the predicted speedup of γ drafts that are right with probabilities `shares`."""
+        return expected_tokens(shares[:gamma]) * self.plain / self.round(gamma, slots)
 
-    def best_gamma(self, slots: int, agreement: float, most: int) -> int:
-        """Return the γ of 1…`most` with the highest predicted speedup."""
-        return max(range(1, most + 1), key=lambda gamma: self.speedup(gamma, slots, agreement))
+    def best_gamma(self, slots: int, shares: Sequence[float]) -> tuple[int, float]:
+        """Return the γ of 1…len(shares) with the highest predicted speedup, and that speedup."""
+        options = range(1, len(shares) + 1)
+        return max(((gamma, self.speedup(gamma, slots, shares)) for gamma in options), key=lambda o: o[1])
 
 
-def expected_tokens(gamma: int, agreement: float) -> float:
-    """Return τ = (1 - a^(γ+1)) / (1 - a), tokens a verify with independent agreement a."""
-    if agreement >= 1:
-        return gamma + 1.0
-    return float((1 - agreement ** (gamma + 1)) / (1 - agreement))
+def expected_tokens(shares: Sequence[float]) -> float:
+    """Return τ = 1 + Σ_k Π_{i≤k} α_i, tokens a verify when draft k is right with probability α_k."""
+    total = survive = 1.0
+    for share in shares:
+        survive *= share
+        total += survive
+    return total
 
 
 _known: weakref.WeakKeyDictionary[nn.Module, dict[tuple[int, ...], SparseCosts]] = weakref.WeakKeyDictionary()

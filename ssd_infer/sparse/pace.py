@@ -6,40 +6,59 @@ from collections.abc import Sequence
 
 from ssd_infer.sparse.costs import SparseCosts
 
-_WEIGHT, _FADE = 12.0, 0.98
+_WEIGHT, _FADE = 6.0, 0.98
+_PAUSE = 96
+"""Plain steps between two looks at whether drafting pays again; a look costs about two of them."""
+_LOOK = 2
 
 
 class Pace:
-    """Estimate agreement from verified drafts and choose the γ with the best predicted speedup.
+    """Estimate from verified drafts how often the k-th is right once its predecessors were, and choose γ by it.
 
-    Agreement is the share of judged drafts that were right: each row judges its accepted drafts and, unless all were
-    accepted, one more. `prior` counts as twelve of them; old ones fade.
+    One share a position, since rows and passages differ: where five drafts were right the sixth is likelier to be. The
+    prior counts as six verified drafts a position; old ones fade.
     """
 
-    def __init__(self, prior: float, most: int, costs: SparseCosts | None = None, slots: int = 0) -> None:
-        """Start from agreement `prior` on `slots` slots a row; without `costs` γ is always `most`."""
-        self._right, self._judged = prior * _WEIGHT, _WEIGHT
+    def __init__(
+        self, prior: Sequence[float], most: int, costs: SparseCosts | None = None, slots: int = 0
+    ) -> None:
+        """Start from shares `prior` on `slots` slots a row; without `costs` γ is always `most`."""
+        self._right = [share * _WEIGHT for share in prior]
+        self._judged = [_WEIGHT for _ in prior]
         self.most = most
         self.costs = costs
         self.slots = slots
+        self._paused = 0
 
     @property
-    def agreement(self) -> float:
-        """Share of right drafts, recent ones counting more."""
-        return self._right / self._judged
+    def shares(self) -> list[float]:
+        """α_k: how often the draft at position k is right when all before it were."""
+        return [right / judged for right, judged in zip(self._right, self._judged, strict=True)]
+
+    @property
+    def resumes(self) -> bool:
+        """Tell whether the next round may draft, so that the pass before it should be heard."""
+        return (self._paused + 1) % _PAUSE == 0
 
     def gamma(self, limit: int) -> int:
-        """Return how many to draft, at most `limit`; 0 when no γ is predicted to gain."""
+        """Return how many to draft, at most `limit`; 0 while no γ is predicted to gain, but for a look now and then."""
         most = min(self.most, limit)
         if self.costs is None:
             return most
-        best = self.costs.best_gamma(self.slots, self.agreement, most)
-        return best if self.costs.speedup(best, self.slots, self.agreement) >= 1 else 0
+        best, speedup = self.costs.best_gamma(self.slots, self.shares[:most])
+        if speedup >= 1:
+            self._paused = 0
+            return best
+        self._paused += 1
+        return min(_LOOK, limit) if self._paused % _PAUSE == 0 else 0
 
     def learn(self, accepted: Sequence[int], drafted: Sequence[int]) -> None:
-        """Note what one verify pass accepted of each row's drafts."""
-        right = sum(accepted)
-        judged = right + sum(took < count for took, count in zip(accepted, drafted, strict=True))
-        keep = _FADE ** (judged / max(1, len(accepted)))
-        self._right = self._right * keep + right
-        self._judged = self._judged * keep + judged
+        """Note what one verify pass accepted of each row's drafts; drafts after a wrong one are not judged."""
+        for place in range(min(len(self._right), max(drafted, default=0))):
+            right = sum(taken > place for taken in accepted)
+            judged = sum(
+                taken >= place and count > place for taken, count in zip(accepted, drafted, strict=True)
+            )
+            keep = _FADE if judged else 1.0
+            self._right[place] = self._right[place] * keep + right
+            self._judged[place] = self._judged[place] * keep + judged

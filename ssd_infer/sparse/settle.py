@@ -13,7 +13,7 @@ from torch import nn
 from ssd_infer.drafts.base import Resolved
 from ssd_infer.engine.target import Target
 from ssd_infer.sparse.budget import budget
-from ssd_infer.sparse.costs import SparseCosts, recall
+from ssd_infer.sparse.costs import SparseCosts, expected_tokens, recall
 from ssd_infer.sparse.pace import Pace
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ RATIOS, MIN_BUDGET = (0.05, 0.1, 0.2), 192
 _SHORTEST = 2
 """A context shorter than this many budgets leaves nothing to save."""
 
-_agreements: weakref.WeakKeyDictionary[nn.Module, dict[tuple[str, float, int], float]] = (
+_shares: weakref.WeakKeyDictionary[nn.Module, dict[tuple[str, float, int], list[float]]] = (
     weakref.WeakKeyDictionary()
 )
 
@@ -37,14 +37,15 @@ def usual_agreement(slots: int) -> float:
     return max(0.5, 1 - 0.29 * math.pow(51 / slots, 0.47))
 
 
-def remember(target: Target, params: SparseAttentionParams, agreement: float) -> None:
-    """Keep the share of right drafts of a decoding for later `auto`."""
-    _agreements.setdefault(target.model, {})[_key(params)] = agreement
+def remember(target: Target, params: SparseAttentionParams, shares: list[float]) -> None:
+    """Keep the shares of right drafts of a decoding for later `auto`."""
+    _shares.setdefault(target.model, {})[_key(params)] = shares
 
 
-def remembered(target: Target, params: SparseAttentionParams, slots: int) -> float:
-    """Return what this model's drafts were right with last, or what is usual for this many slots."""
-    return _agreements.get(target.model, {}).get(_key(params), usual_agreement(slots))
+def remembered(target: Target, params: SparseAttentionParams, slots: int) -> list[float]:
+    """Return how often this model's drafts were right last, by position, or what is usual for this many slots."""
+    usual = [usual_agreement(slots)] * MAX_GAMMA
+    return _shares.get(target.model, {}).get(_key(params), usual)
 
 
 def _key(params: SparseAttentionParams) -> tuple[str, float, int]:
@@ -55,10 +56,10 @@ def pace_of(target: Target, params: SparseAttentionParams, prompts: Sequence[int
     """Return the pace of a decoding of `prompts` (lengths): fixed, or adapting by costs at their batch and context."""
     context = max(prompts)
     slots = budget(context, float(params.ratio), int(params.min_budget))
-    agreement = remembered(target, params, slots)
+    shares = remembered(target, params, slots)
     if not params.adapt:
-        return Pace(agreement, int(params.gamma))
-    return Pace(agreement, MAX_GAMMA, recall(target, context, len(prompts)), slots)
+        return Pace(shares, int(params.gamma))
+    return Pace(shares, MAX_GAMMA, recall(target, context, len(prompts)), slots)
 
 
 def settle_sparse(
@@ -85,10 +86,10 @@ def settle_sparse(
             None, f"plain decoding: {context} tokens of context are read as fast as {floor} slots"
         )
     costs = recall(target, context, batch)
-    speedup, agreement, best = max(
+    speedup, tau, best = max(
         (_outlook(target, costs, option, context) for option in options), key=lambda found: found[0]
     )
-    details = f"{best.ratio:.0%} read, γ {best.gamma}, agreement {agreement:.2f}"
+    details = f"{best.ratio:.0%} read, γ {best.gamma}, τ {tau:.1f}"
     if speedup < 1.0:
         return Resolved(
             None, f"plain decoding: the best predicted speedup is {speedup:.2f} ({details})", speedup
@@ -99,8 +100,8 @@ def settle_sparse(
 def _outlook(
     target: Target, costs: SparseCosts, option: SparseAttentionParams, context: int
 ) -> tuple[float, float, SparseAttentionParams]:
-    """Return the best predicted speedup of `option` over γ, the agreement it rests on, and the settled parameters."""
+    """Return the best predicted speedup of `option` over γ, its tokens a verify, and the settled parameters."""
     slots = budget(context, float(option.ratio), int(option.min_budget))
-    agreement = remembered(target, option, slots)
-    gamma = costs.best_gamma(slots, agreement, MAX_GAMMA)
-    return costs.speedup(gamma, slots, agreement), agreement, replace(option, gamma=gamma, adapt=True)
+    shares = remembered(target, option, slots)
+    gamma, speedup = costs.best_gamma(slots, shares)
+    return speedup, expected_tokens(shares[:gamma]), replace(option, gamma=gamma, adapt=True)

@@ -10,6 +10,7 @@ import torch
 import ssd_infer
 from ssd_infer.drafts.sparse_attention import SparseAttention, SparseAttentionParams
 from ssd_infer.engine.target import Target
+from ssd_infer.sparse import pace as pace_module
 from ssd_infer.sparse import settle
 from ssd_infer.sparse.costs import SparseCosts
 from ssd_infer.sparse.pace import Pace
@@ -55,8 +56,8 @@ def test_auto_decides_by_the_costs_at_this_batch_and_context(
     assert out.draft == "sparse_attention"
     assert out.note.startswith("auto: pillar, 10% read, γ ")
     assert out.draft_params["cold_start"] == "prompt"
-    usual = settle.usual_agreement(10)
-    assert out.draft_params["gamma"] == CHEAP.best_gamma(10, usual, settle.MAX_GAMMA)
+    usual = [settle.usual_agreement(10)] * settle.MAX_GAMMA
+    assert out.draft_params["gamma"] == CHEAP.best_gamma(10, usual)[0]
     assert out.sequences == reference(model, rows, 16)
 
 
@@ -104,26 +105,55 @@ def test_drafting_stops_when_drafts_are_wrong(
     total = out.stats.total
     assert out.sequences == reference(model, rows, 60)
     assert total.drafted < total.rounds
-    assert out.stats.report["agreement"] < 0.85
     settled = SparseAttentionParams(**out.draft_params)
-    assert settle.remembered(Target.of(model), settled, 9) == out.stats.report["agreement"]
+    found = settle.remembered(Target.of(model), settled, 9)
+    assert found[0] < 0.85
+    assert [round(share, 3) for share in found] == out.stats.report["shares"]
 
 
-def test_pace_counts_judged_drafts_only() -> None:
-    pace = Pace(0.5, 8)
-    pace.learn([8, 2], [8, 8])  # ten right, one wrong, five never judged
-    keep = 0.98 ** (11 / 2)
-    assert pace.agreement == pytest.approx((6 * keep + 10) / (12 * keep + 11))
+def test_pace_counts_judged_drafts_by_position() -> None:
+    pace = Pace([0.5] * 4, 4)
+    pace.learn([4, 1], [4, 4])  # right: 2 1 1 1; judged: 2 2 1 1
+    wanted = [(3 * 0.98 + right) / (6 * 0.98 + judged) for right, judged in ((2, 2), (1, 2), (1, 1), (1, 1))]
+    assert pace.shares == pytest.approx(wanted)
+    pace.learn([0, 0], [1, 0])  # a row without drafts is not judged
+    assert pace.shares[0] == pytest.approx((3 * 0.98**2 + 2 * 0.98) / (6 * 0.98**2 + 2 * 0.98 + 1))
+    assert pace.shares[1:] == pytest.approx(wanted[1:])
     assert pace.gamma(3) == 3
 
 
-def test_pace_follows_agreement() -> None:
-    pace = Pace(0.9, 12, CHEAP, 50)
+def test_pace_follows_what_is_accepted() -> None:
+    pace = Pace([0.9] * 12, 12, CHEAP, 50)
     before = pace.gamma(100)
     for _ in range(40):
-        pace.learn([0], [before])
-    assert pace.gamma(100) < before
-    assert Pace(0.9, 12, DEAR, 50).gamma(100) == 0
+        pace.learn([2], [before])
+    assert pace.gamma(100) == 2
+
+
+def test_pace_pauses_and_looks_again() -> None:
+    pace = Pace([0.9] * 12, 12, DEAR, 50)
+    plan = []
+    heard = []
+    for _ in range(200):
+        heard.append(pace.resumes)
+        plan.append(pace.gamma(100))
+    looks = [at for at, gamma in enumerate(plan) if gamma]
+    assert looks == [95, 191]
+    assert {plan[at] for at in looks} == {2}
+    assert [at for at, told in enumerate(heard) if told] == looks
+    cheap = Pace([0.9] * 12, 12, CHEAP, 50)
+    assert (cheap.gamma(100) > 2, cheap.gamma(1)) == (True, 1)
+
+
+def test_drafting_resumes_exactly(tiny_model: ModelFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look after a pause drafts on scores of the pass just before it."""
+    monkeypatch.setattr(pace_module, "_PAUSE", 5)
+    with_costs(monkeypatch, DEAR)
+    model, rows = tiny_model(), rows_of(4)
+    params: dict[str, Any] = SMALL | {"selector": "pillar", "gamma": 4, "adapt": True}
+    out = ssd_infer.generate(model, rows, draft="sparse_attention", draft_params=params, max_new_tokens=40)
+    assert out.sequences == reference(model, rows, 40)
+    assert 0 < out.stats.total.drafted < out.stats.total.rounds
 
 
 def test_auto_reads_more_where_reading_is_cheap(

@@ -345,14 +345,14 @@ def test_rows_that_end_leave_their_place_without_a_copy() -> None:
 
 def test_predicted_speedup_by_hand() -> None:
     costs = SparseCosts(10.0, (10, 20), (2.0, 3.0), (1.0, 2.0), (2, 5), (12.0, 15.0))
-    assert expected_tokens(3, 0.5) == 1.875
-    assert expected_tokens(3, 1.0) == 4.0
+    assert expected_tokens([0.5, 0.5, 0.5]) == 1.875
+    assert expected_tokens([1.0, 0.5]) == 2.5
     assert costs.round(1, 10) == 1 + 2 + 12
     assert costs.round(4, 10) == 1 + 8 + 15
     assert costs.round(4, 15) == 1.5 + 10 + 15
-    assert costs.speedup(4, 10, 1.0) == pytest.approx(50 / 24)
-    assert costs.best_gamma(10, 1.0, 4) == 4
-    assert costs.best_gamma(10, 0.05, 4) == 1
+    assert costs.speedup(4, 10, [1.0] * 6) == pytest.approx(50 / 24)
+    assert costs.best_gamma(10, [1.0] * 4) == (4, pytest.approx(50 / 24))
+    assert costs.best_gamma(10, [0.05] * 4)[0] == 1
 
 
 def test_costs_are_measured_without_touching_the_model(tiny_model: ModelFactory) -> None:
