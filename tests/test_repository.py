@@ -32,6 +32,7 @@ def test_the_tested_set_lies_within_the_ranges():
             *PROJECT["project"]["dependencies"],
             *extras["dev"],
             *extras["search"],
+            *extras["speech"],
             *extras["tensorboard"],
         ]
     ]

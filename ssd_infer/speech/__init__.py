@@ -1,0 +1,1 @@
+"""Speech recognition that drafts with its own CTC head: audio, gates, decoders, calibration."""
