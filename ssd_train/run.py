@@ -18,7 +18,7 @@ from transformers import TrainingArguments
 
 from ssd_infer.errors import DataError, SSDError
 from ssd_infer.evaluation.identity import command_line
-from ssd_train import data, models, provenance, recipes, tracking
+from ssd_train import provenance, recipes, tracking
 from ssd_train.arguments import check_device, training_arguments
 from ssd_train.checkpoints import CheckpointStore, read_record
 from ssd_train.config.schema import Root
@@ -40,17 +40,17 @@ def train(cfg: Root) -> Path:
     if cfg.dry_run:
         return _dry_run(cfg)
     check_device(cfg)
-    models.check(cfg)
+    recipe = recipes.build(cfg.recipe)
+    recipe.check(cfg)
     if cfg.threads > 0:
         torch.set_num_threads(cfg.threads)
     run_dir = cfg.run_dir
     args = training_arguments(cfg, run_dir)
     with ExitStack() as stack:
         checkpoint = _open_run(cfg, args, stack)
-        text = data.build(cfg, run_dir)
-        _check_enough(cfg, args, len(text.train))
-        model = models.build(cfg.model, text.tokenizer, seed=cfg.seed)
-        recipe = recipes.build(cfg.recipe)
+        data = recipe.build_data(cfg, run_dir)
+        _check_enough(cfg, args, data)
+        model = recipe.build_model(cfg, data)
         recipe.prepare(model)
         tracker = stack.enter_context(tracking.start(cfg, run_dir))
         args.report_to = tracker.report_to
@@ -58,9 +58,10 @@ def train(cfg: Root) -> Path:
             model=model,
             args=args,
             recipe=recipe,
-            train_dataset=text.train,
-            validation_dataset=text.validation,
-            tokenizer=text.tokenizer,
+            train_dataset=data.train,
+            validation_dataset=data.validation,
+            processor=data.processor,
+            collator=recipe.collator(data),
             store=CheckpointStore(run_dir, cfg.train.keep_last),
             metrics_file=MetricsFile(run_dir / "metrics.jsonl"),
             extras=_extras(cfg, recipe),
@@ -68,7 +69,7 @@ def train(cfg: Root) -> Path:
             optimizer=custom_optimizer(cfg),
         )
         progress = ProgressCallback(
-            cfg.train.batch_size * cfg.train.grad_accum * args.world_size * cfg.data.block_size
+            cfg.train.batch_size * cfg.train.grad_accum * args.world_size * data.sample_tokens
         )
         stack.callback(progress.close)
         trainer.add_callback(progress)
@@ -198,13 +199,13 @@ def _has_trained(run_dir: Path) -> bool:
     return (metrics.exists() and metrics.stat().st_size > 0) or any((run_dir / "checkpoints").glob("*"))
 
 
-def _check_enough(cfg: Root, args: TrainingArguments, blocks: int) -> None:
+def _check_enough(cfg: Root, args: TrainingArguments, data: recipes.TrainingData) -> None:
     """Raise DataError when the data does not fill one batch on every process."""
-    needed = cfg.train.batch_size * args.world_size
-    if blocks < needed:
+    needed, count = cfg.train.batch_size * args.world_size, len(data.train)
+    if count < needed:
         raise DataError(
-            f"train.batch_size: one batch on every process needs {needed} blocks and the data has {blocks} "
-            f"of data.block_size={cfg.data.block_size}; lower either, or give more data"
+            f"train.batch_size: one batch on every process needs {needed} samples and the data has {count} "
+            f"({data.describe()}); lower it, make samples shorter, or give more data"
         )
 
 

@@ -22,7 +22,7 @@ from ssd_infer.errors import SSDError
 from ssd_train.checkpoints import RECORD, CheckpointStore, read_record, require_space
 from ssd_train.metrics import MetricsFile, RatioSums
 from ssd_train.randomness import untouched_randomness
-from ssd_train.recipes.base import Recipe, StepContext
+from ssd_train.recipes.base import Collator, Recipe, StepContext, batch_rows
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,8 @@ class SSDTrainer(Trainer):
         recipe: Recipe,
         train_dataset: Dataset[Any],
         validation_dataset: Dataset[Any],
-        tokenizer: Any,
+        processor: Any,
+        collator: Collator,
         store: CheckpointStore,
         metrics_file: MetricsFile,
         extras: CheckpointExtras,
@@ -67,8 +68,8 @@ class SSDTrainer(Trainer):
             args=args,
             train_dataset=train_dataset,
             eval_dataset=validation_dataset,
-            processing_class=tokenizer,
-            data_collator=_stack,
+            processing_class=processor,
+            data_collator=collator,
             optimizer_cls_and_kwargs=optimizer,
         )
         self.recipe, self.store, self.metrics_file, self.extras = recipe, store, metrics_file, extras
@@ -109,7 +110,7 @@ class SSDTrainer(Trainer):
     ) -> Any:
         """Return the recipe's loss sum over the denominator of the step, scaled so that averaging ranks sums them."""
         out = self.recipe.step(model, inputs, self._context())
-        self._samples_seen += len(inputs["input_ids"])
+        self._samples_seen += batch_rows(inputs)
         self._sums.add({"loss": (out.loss_sum, out.denom), **out.loss_terms, **out.metrics})
         whole = out.denom if num_items_in_batch is None else num_items_in_batch
         loss = out.loss_sum * (self.args.world_size / whole)
@@ -203,7 +204,9 @@ class SSDTrainer(Trainer):
         count = min(len(dataset), self.eval_batches * batch * world)
         count -= count % world if count >= world else 0
         chosen = [index * len(dataset) // count for index in range(count)]
-        yield from DataLoader(Subset(dataset, chosen[rank::world]), batch_size=batch, collate_fn=_stack)
+        yield from DataLoader(
+            Subset(dataset, chosen[rank::world]), batch_size=batch, collate_fn=self.data_collator
+        )
 
     # -- checkpoints --------------------------------------------------------------------------------------------
 
@@ -333,11 +336,6 @@ def _undisturbed(model: nn.Module) -> Iterator[None]:
             yield
     finally:
         model.train(training)
-
-
-def _stack(samples: list[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Collate samples of equal length."""
-    return {name: torch.stack([torch.as_tensor(sample[name]) for sample in samples]) for name in samples[0]}
 
 
 def _summary(metrics: Mapping[str, float]) -> dict[str, Any]:

@@ -32,6 +32,16 @@ class TextData:
     validation: PackedBlocks
     tokenizer: PreTrainedTokenizerBase
 
+    @property
+    def processor(self) -> PreTrainedTokenizerBase:
+        """Return the tokenizer, which is saved beside the weights."""
+        return self.tokenizer
+
+    @property
+    def sample_tokens(self) -> int:
+        """Return the tokens of a block."""
+        return self.train.block_size
+
     def describe(self) -> str:
         """Return one line a person can read: blocks and tokens on both sides, and the vocabulary."""
         return (

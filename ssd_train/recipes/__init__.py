@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from ssd_train.config.schema import RecipeConfig
-from ssd_train.recipes.base import Batch, Ratio, Recipe, StepContext, StepOutput
+from ssd_train.recipes.base import Batch, Ratio, Recipe, StepContext, StepOutput, TrainingData
 from ssd_train.recipes.layerskip import LayerSkipRecipe
 from ssd_train.recipes.plain import PlainRecipe
 
 REGISTRY: dict[str, Any] = {"layerskip": LayerSkipRecipe, "plain": PlainRecipe}
 
-__all__ = ["REGISTRY", "Batch", "Ratio", "Recipe", "StepContext", "StepOutput", "build"]
+__all__ = ["REGISTRY", "Batch", "Ratio", "Recipe", "StepContext", "StepOutput", "TrainingData", "build"]
 
 
 def build(config: RecipeConfig) -> Recipe:

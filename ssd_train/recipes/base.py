@@ -1,19 +1,49 @@
-"""What a recipe is: it prepares a model, turns a batch into sums, and knows nothing of the trainer."""
+"""What a recipe is: it builds data and model, turns a batch into sums, and knows nothing of the trainer."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+
+from ssd_train import data, models
+from ssd_train.config.schema import Root
 
 Ratio = tuple[Tensor, Tensor]
 """(numerator, denominator); divided only after it was summed over micro-batches and ranks."""
 
 Batch = Mapping[str, Tensor]
+
+Collator = Callable[[list[Mapping[str, Any]]], dict[str, Tensor]]
+"""From samples to a batch of tensors, samples along the first dimension."""
+
+
+class TrainingData(Protocol):
+    """What a run trains on; samples are mappings a recipe's collator understands."""
+
+    @property
+    def train(self) -> Any:
+        """Return the training samples, a sized map-style dataset."""
+
+    @property
+    def validation(self) -> Any:
+        """Return the held-out samples."""
+
+    @property
+    def processor(self) -> Any:
+        """Return the tokenizer or processor that is saved beside the weights."""
+
+    @property
+    def sample_tokens(self) -> int:
+        """Return the tokens (or frames) of a sample, for the rate of the progress line."""
+
+    def describe(self) -> str:
+        """Return one line a person can read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +76,22 @@ class Recipe(ABC):
 
     name: str = ""
 
+    def check(self, cfg: Root) -> None:
+        """Check the model against the recipe before anything is written or loaded; raises SSDError."""
+        models.check(cfg)
+
+    def build_data(self, cfg: Root, run_dir: Path) -> TrainingData:
+        """Return what the run trains on; every rank calls it."""
+        return data.build(cfg, run_dir)
+
+    def build_model(self, cfg: Root, data: TrainingData) -> nn.Module:
+        """Return the model, in training precision, its random weights drawn from the run's seed alone."""
+        return models.build(cfg.model, data.processor, seed=cfg.seed)
+
+    def collator(self, data: TrainingData) -> Collator:
+        """Return what makes a batch of samples."""
+        return stack
+
     @abstractmethod
     def prepare(self, model: nn.Module) -> None:
         """Look at `model` once before training; raises UnsupportedModelError if the recipe cannot train it."""
@@ -68,6 +114,16 @@ class Recipe(ABC):
     def metadata(self) -> dict[str, Any]:
         """Return what a checkpoint should say about how it was made."""
         return {"name": self.name}
+
+
+def stack(samples: list[Mapping[str, Any]]) -> dict[str, Tensor]:
+    """Collate samples of equal length."""
+    return {name: torch.stack([torch.as_tensor(sample[name]) for sample in samples]) for name in samples[0]}
+
+
+def batch_rows(batch: Batch) -> int:
+    """Return the number of samples in `batch`."""
+    return len(next(iter(batch.values())))
 
 
 def label_mask(batch: Batch) -> Tensor:

@@ -103,7 +103,7 @@ def test_a_dry_run_leaves_no_trace(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_too_little_data_for_a_batch_is_refused(tmp_path: Path) -> None:
     cfg = with_train(tiny_root(tmp_path), batch_size=100_000)
-    with pytest.raises(DataError, match=r"train\.batch_size: .*100000 blocks"):
+    with pytest.raises(DataError, match=r"train\.batch_size: .*100000 samples"):
         run.train(cfg)
     assert not (cfg.run_dir / "checkpoints").exists()
 

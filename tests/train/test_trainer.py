@@ -16,6 +16,7 @@ from ssd_train.arguments import training_arguments
 from ssd_train.checkpoints import CheckpointStore
 from ssd_train.metrics import MetricsFile
 from ssd_train.recipes import build
+from ssd_train.recipes.base import stack
 from ssd_train.trainer import CheckpointExtras, SSDTrainer
 from tests.train.support import Samples, tiny_llama, tiny_root, tokens, with_train
 
@@ -41,7 +42,8 @@ def trainer_for(tmp_path: Path, data: Samples, *, plain: bool = False, **train: 
         recipe=recipe,
         train_dataset=data,
         validation_dataset=Samples([{"input_ids": ids} for ids in tokens(6, seed=9)]),
-        tokenizer=None,
+        processor=None,
+        collator=stack,
         store=CheckpointStore(tmp_path / "run", 0),
         metrics_file=MetricsFile(tmp_path / "run" / "metrics.jsonl"),
         extras=CheckpointExtras(),
