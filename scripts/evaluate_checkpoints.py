@@ -22,8 +22,8 @@ from ssd_infer.__main__ import LISTS, settings_of
 from ssd_infer.compare import show
 from ssd_infer.console import print_error
 from ssd_infer.errors import SSDError
+from ssd_infer.evaluation import evaluate
 from ssd_infer.evaluation.progress import spinner
-from ssd_infer.evaluation.runner import evaluate
 from ssd_infer.evaluation.series import Series, evaluate_run, find_checkpoints
 from ssd_infer.launch import launch
 from ssd_infer.settings import EvalSettings

@@ -32,8 +32,8 @@ def settings_of(cfg: DictConfig) -> EvalSettings:
 def run(cfg: DictConfig) -> int:
     """Evaluate as `cfg` says; return 0 only if every strategy that claims to be lossless proved it."""
     settings = settings_of(cfg)
+    from ssd_infer.evaluation import evaluate, report_folder
     from ssd_infer.evaluation.progress import spinner
-    from ssd_infer.evaluation.runner import evaluate, report_folder
     from ssd_infer.report.terminal import print_report
 
     with spinner() as say:

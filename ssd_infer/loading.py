@@ -11,6 +11,13 @@ import torch
 from torch import nn
 
 from ssd_infer.errors import CheckpointError
+from ssd_infer.kinds import KINDS, Kind, kind_at, kind_of, register_classes
+
+_FILES = {
+    "AutoTokenizer": ("tokenizer.json", "tokenizer_config.json", "tokenizer.model"),
+    "AutoProcessor": ("processor_config.json", "preprocessor_config.json"),
+}
+"""What lies beside the weights of a checkpoint that has the thing this class loads."""
 
 
 @dataclass(slots=True)
@@ -20,6 +27,9 @@ class Loaded:
     model: nn.Module
     tokenizer: Any
     path: str
+    kind: Kind = "causal"
+    processor: Any = None
+    """The processor of a checkpoint that takes more than text; its tokenizer is `tokenizer`."""
 
 
 def load(
@@ -35,16 +45,40 @@ def load(
     holds no model, or its weights are damaged.
     """
     if isinstance(path, nn.Module):
-        return Loaded(path, None, str(getattr(path.config, "_name_or_path", "")))
+        config: Any = path.config
+        return Loaded(path, None, str(getattr(config, "_name_or_path", "")), kind_of(config))
     where = str(path)
     _check_directory(where)
-    model = _load_model(where, _dtype(dtype), trust_remote_code)
+    kind = _kind(where)
+    register_classes(kind)
+    model = _load_model(where, kind, _dtype(dtype), trust_remote_code)
     chosen = (
         torch.device(device)
         if device not in (None, "auto")
         else torch.device("cuda" if torch.cuda.is_available() else "cpu")
     )
-    return Loaded(model.to(chosen).eval(), _load_tokenizer(where, trust_remote_code), where)
+    beside = _load_beside(where, KINDS[kind].auto_processor, trust_remote_code)
+    processor = beside if KINDS[kind].auto_processor == "AutoProcessor" else None
+    tokenizer = beside if processor is None else getattr(processor, "tokenizer", None)
+    return Loaded(model.to(chosen).eval(), tokenizer, where, kind, processor)
+
+
+def _kind(where: str) -> Kind:
+    """Return the kind of a local directory or, from its configuration file alone, of a hub name."""
+    if _looks_local(where):
+        return kind_at(where)
+    from transformers import PreTrainedConfig
+
+    try:
+        found: Any = PreTrainedConfig.get_config_dict(where)
+    except (OSError, ValueError) as error:
+        raise _does_not_load("", where, error) from error
+    return kind_of(found[0])
+
+
+def _does_not_load(what: str, where: str, error: Exception) -> CheckpointError:
+    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return CheckpointError(f"checkpoint: {what}{where!r} does not load ({first})")
 
 
 def _dtype(dtype: str | torch.dtype | None) -> str | torch.dtype:
@@ -76,12 +110,13 @@ def _check_directory(where: str) -> None:
         )
 
 
-def _load_model(where: str, dtype: str | torch.dtype, trust_remote_code: bool) -> nn.Module:
+def _load_model(where: str, kind: Kind, dtype: str | torch.dtype, trust_remote_code: bool) -> nn.Module:
+    import transformers
     from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM
 
+    auto: Any = getattr(transformers, KINDS[kind].auto_model)
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = auto.from_pretrained(
             where, dtype=dtype, trust_remote_code=trust_remote_code, output_loading_info=True
         )
     except SafetensorError as error:
@@ -89,8 +124,7 @@ def _load_model(where: str, dtype: str | torch.dtype, trust_remote_code: bool) -
             f"checkpoint: the weights in {where!r} are damaged ({error}); copy or train them again"
         ) from error
     except (OSError, ValueError, KeyError, RuntimeError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise CheckpointError(f"checkpoint: {where!r} does not load ({first})") from error
+        raise _does_not_load("", where, error) from error
     model, info = loaded
     check_loading_info(info, where)
     return model  # type: ignore[no-any-return]
@@ -119,17 +153,15 @@ def check_loading_info(info: Mapping[str, Any], where: str) -> None:
         )
 
 
-def _load_tokenizer(where: str, trust_remote_code: bool) -> Any:
-    """Return the tokenizer saved with the checkpoint, or None when there is none (ids still work)."""
-    from transformers import AutoTokenizer
+def _load_beside(where: str, auto_class: str, trust_remote_code: bool) -> Any:
+    """Return the tokenizer or processor saved with the checkpoint, or None when there is none (ids still work)."""
+    import transformers
 
     path = Path(where)
-    if path.is_dir() and not any(
-        (path / name).exists() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
-    ):
+    if path.is_dir() and not any((path / name).exists() for name in _FILES[auto_class]):
         return None
+    auto: Any = getattr(transformers, auto_class)
     try:
-        return AutoTokenizer.from_pretrained(where, trust_remote_code=trust_remote_code)
+        return auto.from_pretrained(where, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise CheckpointError(f"checkpoint: the tokenizer in {where!r} does not load ({first})") from error
+        raise _does_not_load(f"the {auto_class.removeprefix('Auto').lower()} in ", where, error) from error

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
-if TYPE_CHECKING:
-    from ssd_infer.evaluation.runner import evaluate
+from ssd_infer.kinds import evaluator, kind_at
+from ssd_infer.settings import EvalSettings
 
-__all__ = ["evaluate"]
+__all__ = ["evaluate", "report_folder"]
 
 
-def __getattr__(name: str) -> Any:
-    """Import the runner on first use: the corpus below this package is read without torch."""
-    if name != "evaluate":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from ssd_infer.evaluation.runner import evaluate
+def evaluate(settings: EvalSettings, say: Callable[[str], None] | None = None) -> dict[str, Any]:
+    """Evaluate `settings.checkpoint` as its kind demands, write the report files, and return the report.
 
-    return evaluate
+    The evaluators import torch and are imported here: the corpus below this package is read without torch.
+    """
+    return evaluator(kind_at(settings.checkpoint))(settings, say)
+
+
+def report_folder(settings: EvalSettings) -> Path:
+    """Return where the report goes: `out`, or `report/` inside the checkpoint."""
+    return Path(settings.out) if settings.out else Path(settings.checkpoint) / "report"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from ssd_infer.engine import calibrate
 from ssd_infer.engine.target import Target
+from ssd_infer.evaluation import report_folder
 from ssd_infer.evaluation.bench import Bench, Say, open_bench, torch_threads, vocab_size
 from ssd_infer.evaluation.budget import Deadline
 from ssd_infer.evaluation.contenders import Sampling
@@ -50,11 +50,6 @@ def evaluate(settings: EvalSettings, say: Say | None = None) -> dict[str, Any]:
     with writing("out", folder):
         write_report(report, folder, list(_samples(sections)))
     return report
-
-
-def report_folder(settings: EvalSettings) -> Path:
-    """Return where the report goes: `out`, or `report/` inside the checkpoint."""
-    return Path(settings.out) if settings.out else Path(settings.checkpoint) / "report"
 
 
 def assemble(
