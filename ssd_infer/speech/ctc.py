@@ -1,0 +1,88 @@
+"""The CTC head's greedy transcript as a draft, and how sure the head is of it (arXiv 2603.11243, gate 1)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+AGGREGATES = ("max", "p95", "mean")
+FRAMES = ("valid", "nonblank")
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """One utterance's greedy CTC transcript."""
+
+    tokens: list[int]
+    frames: list[int]
+    """First encoder frame of each token."""
+    entropy: float
+    """H aggregated over the chosen frames, in nats; infinite when no frame was chosen."""
+
+
+def posteriors(logits: Tensor, special: Sequence[int], temperature: float = 1.0) -> Tensor:
+    """Return CTC posteriors `(B, T, V)` in float32 or wider; ids in `special` (not the blank) get none."""
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    if special:
+        bias = wide.new_zeros(wide.shape[-1])
+        bias[list(special)] = -torch.inf
+        wide = wide + bias
+    return torch.softmax(wide if temperature == 1.0 else wide / temperature, dim=-1)
+
+
+def entropy(probabilities: Tensor) -> Tensor:
+    """Return H = −Σ_k P_t(k) ln P_t(k) `(B, T)` in nats, blank included; 0 ln 0 = 0."""
+    return torch.special.entr(probabilities).sum(dim=-1)
+
+
+def aggregate(values: Tensor, chosen: Tensor, how: str) -> list[float]:
+    """Return max, 95th percentile or mean of `values` `(B, T)` over the `chosen` frames of each row."""
+    if how == "max":
+        return [
+            value if value >= 0 else math.inf
+            for value in values.masked_fill(~chosen, -1.0).amax(dim=1).tolist()
+        ]
+    kept = values.masked_fill(~chosen, torch.nan)
+    found = kept.nanmean(dim=1) if how == "mean" else kept.nanquantile(0.95, dim=1)
+    return [math.inf if math.isnan(value) else value for value in found.tolist()]
+
+
+def collapse(path: Tensor, valid: Tensor, blank: int) -> Tensor:
+    """Return bool `(B, T)`: frames that emit a token. Equal neighbours merge first, then blanks drop."""
+    previous = torch.roll(path, 1, dims=1)
+    previous[:, 0] = blank
+    return (path != blank) & (path != previous) & valid
+
+
+def draft(
+    probabilities: Tensor, lengths: Tensor, blank: int, how: str = "max", frames: str = "valid"
+) -> list[Draft]:
+    """Return each row's greedy transcript with the entropy that gate 1 asks for; padding frames never count."""
+    path = probabilities.argmax(dim=-1)
+    valid = torch.arange(path.shape[1], device=path.device) < lengths[:, None]
+    emits = collapse(path, valid, blank)
+    chosen = valid if frames == "valid" else valid & (path != blank)
+    measures = aggregate(entropy(probabilities), chosen, how)
+    rows = zip(path.tolist(), emits.tolist(), measures, strict=True)
+    return [_draft(row, emit, measure) for row, emit, measure in rows]
+
+
+def confidence(probabilities: Tensor, lengths: Tensor, blank: int) -> list[float]:
+    """Return 1 − H/ln V averaged over the frames that are not blank, in [0, 1]; 0 when all are blank.
+
+    The normalised Gibbs entropy of Laptev & Ginsburg (arXiv 2212.08703, eq. 8).
+    """
+    path = probabilities.argmax(dim=-1)
+    valid = torch.arange(path.shape[1], device=path.device) < lengths[:, None]
+    spread = entropy(probabilities) / math.log(probabilities.shape[-1])
+    means = aggregate(spread, valid & (path != blank), "mean")
+    return [max(0.0, 1.0 - mean) if math.isfinite(mean) else 0.0 for mean in means]
+
+
+def _draft(path: list[int], emits: list[bool], measure: float) -> Draft:
+    frames = [index for index, emit in enumerate(emits) if emit]
+    return Draft([path[index] for index in frames], frames, measure)

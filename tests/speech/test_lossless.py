@@ -1,0 +1,137 @@
+"""`ctc_draft:lossless` is plain greedy decoding, token for token, whatever the draft says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from ssd_infer.speech.ctc import Draft
+from ssd_infer.speech.decode import decode
+from ssd_infer.speech.lossless import realign, verify_exactly
+from ssd_infer.speech.params import parse
+from ssd_infer.speech.result import Decoded, RowResult
+from tests.speech.support import damaged, encode, limits_of, plain, tiny_asr
+
+VOCAB = 13
+RAGGED = [61, 180, 40, 97, 120, 75, 33, 150]
+
+
+@torch.inference_mode()
+def verified(model: Any, encoded: Any, drafts: list[Draft], most: int | None = None, **given: Any) -> Decoded:
+    out = Decoded([RowResult() for _ in drafts])
+    params = parse("ctc_draft:lossless", given, VOCAB)
+    verify_exactly(model.decoder, encoded, drafts, limits_of(encoded, most), params, out)
+    return out
+
+
+@pytest.mark.parametrize("form", ["cross_attention", "causal_lm"])
+@pytest.mark.parametrize("resync", ["shift", "none"])
+@pytest.mark.parametrize("rounds", [1, 2, 9])
+def test_any_draft_gives_the_plain_output(form: str, resync: str, rounds: int, tiny: dict[str, Any]) -> None:
+    model = tiny[form]
+    encoded = encode(model, RAGGED)
+    want = plain(model, encoded)
+    assert len(set(map(len, want))) > 3, "rows must end at different times"
+    for seed in range(4):
+        drafts = [damaged(row, 10 * seed + index, VOCAB) for index, row in enumerate(want)]
+        out = verified(model, encoded, drafts, resync=resync, max_verify_rounds=rounds)
+        assert [row.tokens for row in out.rows] == want
+        assert {row.route for row in out.rows} <= {"verify", "fallback"}
+
+
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_the_limit_inside_an_accepted_block(most: int, tiny: dict[str, Any]) -> None:
+    model = tiny["cross_attention"]
+    encoded = encode(model, RAGGED)
+    whole, want = plain(model, encoded), plain(model, encoded, most)
+    assert want == [row[:most] for row in whole]
+    drafts = [Draft(row, list(range(len(row))), 0.0) for row in whole]
+    assert [row.tokens for row in verified(model, encoded, drafts, most).rows] == want
+
+
+def test_an_end_inside_the_draft(tiny: dict[str, Any]) -> None:
+    model = tiny["cross_attention"]
+    encoded = encode(model, RAGGED)
+    want = plain(model, encoded)
+    eos = model.config.eos_token_id
+    for extra in ([eos, 5, 6], [5, 6, 7], [eos]):
+        drafts = [Draft(row + extra, [], 0.0) for row in want]
+        out = verified(model, encoded, drafts)
+        assert [row.tokens for row in out.rows] == want
+        ended = [
+            row for row, limit in zip(out.rows, limits_of(encoded), strict=True) if len(row.tokens) < limit
+        ]
+        assert ended
+        assert all(row.route == "verify" and row.stats.rounds == 1 for row in ended)
+
+
+def test_a_right_draft_takes_one_pass(tiny: dict[str, Any]) -> None:
+    model = tiny["cross_attention"]
+    encoded = encode(model, RAGGED)
+    want = plain(model, encoded)
+    out = verified(model, encoded, [Draft(row, [], 0.0) for row in want])
+    assert out.work.forwards == 1
+    assert sum(row.stats.accepted for row in out.rows) == sum(map(len, want))
+    assert all(row.stats.alpha == 1.0 for row in out.rows if row.tokens)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_models_own_drafts_alone_and_together(seed: int) -> None:
+    model = tiny_asr(seed, VOCAB, eos=1.0)
+    encoded = encode(model, RAGGED, seed)
+    params = parse("ctc_draft:lossless", {}, VOCAB)
+    together = [row.tokens for row in decode(model, encoded, "ctc_draft:lossless", params).rows]
+    assert together == plain(model, encoded)
+    for index in range(len(RAGGED)):
+        alone = encoded.select([index])
+        assert decode(model, alone, "ctc_draft:lossless", params).rows[0].tokens == together[index]
+        assert plain(model, alone) == [together[index]]
+
+
+@pytest.mark.parametrize(
+    ("tail", "chosen", "rest"),
+    [([4, 5, 6], 5, [6]), ([4, 5, 6], 9, [5, 6]), ([4], 9, []), ([], 9, []), ([4, 5], 5, [])],
+)
+def test_realignment(tail: list[int], chosen: int, rest: list[int]) -> None:
+    assert realign(tail, chosen) == rest
+
+
+def test_a_wrong_verifier_is_noticed(tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accepting one token too many must change the output, or the tests above could not fail."""
+    from ssd_infer.speech import lossless
+
+    model = tiny["cross_attention"]
+    encoded = encode(model, RAGGED)
+    want = plain(model, encoded)
+    drafts = [damaged(row, index, VOCAB) for index, row in enumerate(want)]
+    honest = lossless._common
+    monkeypatch.setattr(lossless, "_common", lambda a, b: min(honest(a, b) + 1, len(a), len(b) - 1))
+    assert [row.tokens for row in verified(model, encoded, drafts).rows] != want
+
+
+def test_training_mode_is_refused() -> None:
+    model = tiny_asr()
+    encoded = encode(model, [60])
+    model.train()
+    with pytest.raises(RuntimeError, match=r"model\.eval\(\)"):
+        decode(model, encoded, "ctc_draft:lossless")
+
+
+@pytest.fixture(scope="module")
+def tiny() -> dict[str, Any]:
+    language_model = {
+        "model_type": "llama",
+        "vocab_size": VOCAB,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "initializer_range": 0.5,
+    }
+    return {
+        "cross_attention": tiny_asr(0, VOCAB, eos=1.0),
+        "causal_lm": tiny_asr(4, VOCAB, decoder_type="causal_lm", language_model=language_model),
+    }
