@@ -36,7 +36,8 @@ def posteriors(logits: Tensor, special: Sequence[int], temperature: float = 1.0)
 
 def entropy(probabilities: Tensor) -> Tensor:
     """Return H = −Σ_k P_t(k) ln P_t(k) `(B, T)` in nats, blank included; 0 ln 0 = 0."""
-    return torch.special.entr(probabilities).sum(dim=-1)
+    summed: Tensor = torch.special.entr(probabilities).sum(dim=-1)
+    return summed
 
 
 def aggregate(values: Tensor, chosen: Tensor, how: str) -> list[float]:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.models.support import FORMS, features, tiny_asr
 
 from ssd_infer.models.asr_encoder import FrameNorm
 from ssd_infer.models.asr_positions import positions_of_tokens
 from ssd_infer.models.asr_processor import ASRFeatureExtractor, CTCASRProcessor, character_tokenizer
 from ssd_infer.models.ctc_asr import CTCASRConfig, CTCASRModel, encoder_lengths
+from tests.models.support import FORMS, features, tiny_asr
 
 LENGTHS = (61, 40, 7, 1)
 
@@ -47,7 +47,9 @@ def test_what_stands_in_the_padding_is_never_read() -> None:
 
 def test_no_norm_looks_at_batch_mates() -> None:
     model = tiny_asr()
-    norms = [module for module in model.modules() if isinstance(module, torch.nn.modules.batchnorm._BatchNorm)]
+    norms = [
+        module for module in model.modules() if isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
+    ]
     assert not norms
     assert sum(isinstance(module, FrameNorm) for module in model.modules()) == 2
     padded, lengths = features(61, 30)
