@@ -16,16 +16,19 @@ _EXPORTS = {
     "load": "ssd_infer.loading",
     "Loaded": "ssd_infer.loading",
     "GenerateOutput": "ssd_infer.api",
+    "TranscribeOutput": "ssd_infer.speech.api",
     "hf_generate": "ssd_infer.hf",
     "write_custom_generate": "ssd_infer.hf",
 }
 __all__ = [
     "GenerateOutput",
     "Loaded",
+    "TranscribeOutput",
     "__version__",
     "generate",
     "hf_generate",
     "load",
+    "transcribe",
     "write_custom_generate",
 ]
 
@@ -33,12 +36,15 @@ if TYPE_CHECKING:
     from ssd_infer.api import GenerateOutput, generate
     from ssd_infer.hf import hf_generate, write_custom_generate
     from ssd_infer.loading import Loaded, load
+    from ssd_infer.speech.api import TranscribeOutput, transcribe
 
 
 def __getattr__(name: str) -> Any:
     """Import on first use: reading a configuration must not cost an import of torch."""
-    if name not in _EXPORTS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
+    if name == "transcribe":  # a module that can be called: importing it binds the same name
+        return import_module("ssd_infer.transcribe")
+    if name not in _EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_EXPORTS[name]), name)

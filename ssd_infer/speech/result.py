@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
 from ssd_infer.engine.stats import RowStats
 from ssd_infer.speech.greedy import Work
 
-GATE, VERIFY, FALLBACK, PLAIN = "gate", "verify", "fallback", "plain"
-ROUTES = (GATE, VERIFY, FALLBACK, PLAIN)
-"""The CTC transcript as it stands · confirmed by the decoder · finished by the decoder · no draft at all."""
+SILENCE, GATE, VERIFY, FALLBACK, PLAIN = "silence", "gate", "verify", "fallback", "plain"
+ROUTES = (SILENCE, GATE, VERIFY, FALLBACK, PLAIN)
+"""Nothing to hear · the CTC transcript as it stands · confirmed by the decoder · finished by it · no draft at all."""
 PHASES = ("features", "encode", "ctc", "verify", "fallback")
 
 
@@ -33,18 +33,29 @@ class RowResult:
 
 
 @dataclass(slots=True)
-class Decoded:
-    """A decoded batch, rows in the order of the input; `seconds` by phase, `work` of the decoder."""
+class Timer:
+    """Wall-clock seconds by phase."""
 
-    rows: list[RowResult]
-    work: Work = field(default_factory=Work)
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
 
     @contextmanager
-    def timed(self, phase: str) -> Iterator[None]:
-        """Add the time the block takes to `phase`."""
+    def phase(self, name: str) -> Iterator[None]:
+        """Add the time the block takes to `name`."""
         start = time.perf_counter()
         try:
             yield
         finally:
-            self.seconds[phase] += time.perf_counter() - start
+            self.seconds[name] += time.perf_counter() - start
+
+
+@dataclass(slots=True)
+class Decoded:
+    """A decoded batch, rows in the order of the input, with the decoder's work and the time of each phase."""
+
+    rows: list[RowResult]
+    work: Work = field(default_factory=Work)
+    timer: Timer = field(default_factory=Timer)
+
+    def timed(self, phase: str) -> AbstractContextManager[None]:
+        """Add the time the block takes to `phase`."""
+        return self.timer.phase(phase)

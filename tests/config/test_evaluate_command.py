@@ -110,5 +110,7 @@ def test_help(evaluate):
 
 def test_every_draft_strategy_has_its_configuration_file():
     from ssd_infer.drafts import registry
+    from ssd_infer.speech.params import VARIANTS
 
-    assert sorted([*registry(), "all"]) == option_names("draft")
+    speech = [name.replace(":", "+") for name in VARIANTS]
+    assert sorted([*registry(), *speech, "all"]) == option_names("draft")
