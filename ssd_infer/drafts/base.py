@@ -33,6 +33,8 @@ class Resolved:
     params: DraftParams | None
     note: str = ""
     predicted_speedup: float | None = None
+    search: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """JSON-ready facts about a search that settled it: method, seconds, what was found."""
 
 
 class Drafter(ABC):
@@ -45,6 +47,8 @@ class Drafter(ABC):
     family: ClassVar[str]
     lossless: ClassVar[bool] = True
     Params: ClassVar[type[DraftParams]] = DraftParams
+    in_all: ClassVar[bool] = True
+    """Whether draft=all measures it; a costly variant waits to be asked for, by its name or its family's."""
 
     def __init__(self, session: Session, params: DraftParams) -> None:
         """Bind to `session`; called before the prompts are prefilled."""

@@ -8,13 +8,13 @@ would be worth now; the next round uses the exit and γ of highest tokens per me
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from ssd_infer.drafts.base import DraftParams, Resolved, at_least
+from ssd_infer.drafts.base import Auto, DraftParams, Resolved, at_least
 from ssd_infer.drafts.early_exit import EarlyExit
 from ssd_infer.drafts.shadow import Choice, Shadows, up_to_first_mismatch
 from ssd_infer.drafts.stepwise import Stepwise
@@ -26,8 +26,9 @@ from ssd_infer.search.material import choices, compare, gather
 
 _HEAD_ELEMENTS = 1 << 25
 """Most logits of shadow tokens held at once."""
-_PROBE_EVERY = 16
-"""Rounds without a draft after which one token is drafted, so that a change of the text is noticed."""
+_PROBE_AFTER = 16
+"""Rounds without a draft after which one token is drafted, so that a change of the text is noticed; the next probe
+comes after twice as many."""
 
 
 @dataclass(slots=True)
@@ -44,6 +45,9 @@ class EarlyExitDelParams(DraftParams):
     """Last prompt positions the statistics start from."""
     stop: bool = True
     """End a draft at a token less confident than halfway between the exit's hits and misses."""
+    guard: float | Auto = "auto"
+    """Least speedup, by acceptance and measured costs, an exit must promise; auto: 1, more where decoding proved slower
+    than its costs."""
 
     def problems(self, target: Target) -> list[Problem]:
         """Check exits between 1 and L-1 and counts >= 1."""
@@ -55,6 +59,8 @@ class EarlyExitDelParams(DraftParams):
         if wrong or self.exits == []:
             rule = f"must hold layers from 1 to {target.num_layers - 1}"
             found.append(Problem("draft_params.exits", rule, self.exits))
+        if not isinstance(self.guard, str) and self.guard < 0:
+            found.append(Problem("draft_params.guard", "must be >= 0", self.guard, "try 1"))
         return found
 
     def layers(self, num_layers: int) -> tuple[int, ...]:
@@ -86,7 +92,9 @@ class EarlyExitDel(Stepwise):
         self._verify = [[costs.verify(e, gamma) / costs.plain for gamma in lengths] for e in exits]
         self.choice = Choice(exits[0], 1, 0.0)
         self._drafted: dict[int, list[Tensor]] = {}
+        self._least = 1.0 if isinstance(self.params.guard, str) else self.params.guard
         self._idle = 0
+        self._next_probe = _PROBE_AFTER
         self._used: dict[str, int] = {}
 
     def begin(self) -> None:
@@ -102,11 +110,11 @@ class EarlyExitDel(Stepwise):
         """Draft at the exit and length that promise most; nothing while none promises a gain, but for a probe."""
         self.choice = choice = self.shadows.choose(self._cost, self._verify)
         gamma = choice.gamma
-        if choice.speedup <= 1.0:
+        if choice.speedup <= self._least:
             self._idle += 1
-            if self._idle % _PROBE_EVERY:
+            if self._idle < self._next_probe:
                 return self.session.empty()
-            gamma = 1
+            gamma, self._next_probe = 1, 2 * self._next_probe + _PROBE_AFTER
         self.resume_layer = choice.exit_layer
         self.confidence = self.shadows.counts[choice.exit_layer].threshold if self.params.stop else 0.0
         self.capture = tuple(layer for layer in self.shadows.exits if layer > choice.exit_layer)
@@ -168,20 +176,30 @@ class EarlyExitDel(Stepwise):
     def resolve(
         cls, target: Target, params: DraftParams, prompts: list[list[int]], do_sample: bool
     ) -> Resolved:
-        """Measure costs once a model, and decode plainly where no fixed exit is predicted to gain anything.
+        """Measure costs once a model, and decode plainly where no exit is predicted, or measured, to gain anything.
 
-        Following the text costs a little more than a fixed exit; everything else is learned while decoding.
+        Following the text costs a little more than a fixed exit, so a prediction that is not high is put to a race.
         """
         from ssd_infer.engine.calibrate import recall
+        from ssd_infer.search.race import SURE, least_running, measured_speedup
 
         recall_costs(target, max(map(len, prompts)) + 32, do_sample)
-
         best = recall(target, prompts, do_sample).best()
         if best.speedup < 1.0:
             chosen = f"exit {best.exit_layer}, γ {best.gamma}"
             note = f"plain decoding: the best predicted speedup of any exit is {best.speedup:.2f} ({chosen})"
             return Resolved(None, note, best.speedup)
-        return Resolved(params)
+        settled = cast(EarlyExitDelParams, params)
+        if settled.guard != "auto":
+            return Resolved(params)
+        if best.speedup >= SURE:
+            return Resolved(replace(settled, guard=1.0))
+        measured = measured_speedup(target, cls, params, prompts, do_sample)
+        if measured < 1.0:
+            note = f"plain decoding: predicted {best.speedup:.2f}×, measured {measured:.2f}×"
+            return Resolved(None, note, best.speedup)
+        least = round(least_running(best.speedup, measured), 3)
+        return Resolved(replace(settled, guard=least), f"measured {measured:.2f}×", measured)
 
     @classmethod
     def search_space(cls, target: Target) -> dict[str, Sequence[Any]]:

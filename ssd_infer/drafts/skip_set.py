@@ -13,10 +13,12 @@ from typing import Any, cast
 from ssd_infer.drafts.base import Auto, DraftParams, Resolved, at_least
 from ssd_infer.drafts.threshold import AdaptiveThreshold
 from ssd_infer.drafts.view_draft import ViewDraft
-from ssd_infer.engine.session import Feedback, Session
+from ssd_infer.engine.session import Feedback, Proposal, Session
 from ssd_infer.engine.target import Target
 from ssd_infer.engine.views import SkipSet, why_not
 from ssd_infer.errors import Problem
+from ssd_infer.search.guard import GainGuard
+from ssd_infer.search.latency import recall_costs
 
 
 @dataclass(slots=True)
@@ -35,6 +37,9 @@ class SkipSetParams(DraftParams):
     epsilon: float = 0.01
     beta1: float = 0.5
     beta2: float = 0.9
+    guard: float | Auto = "auto"
+    """Running speedup, by recent acceptance and measured costs, below which a stream is decoded plainly for a while; 0
+    never stops. Auto guards a set that was found, not one that was given."""
 
     @property
     def settled(self) -> bool:
@@ -61,6 +66,8 @@ class SkipSetParams(DraftParams):
             value = getattr(self, name)
             if not isinstance(value, str) and not 0 <= value <= 1:
                 found.append(Problem(f"draft_params.{name}", "must be in [0, 1]", value))
+        if not isinstance(self.guard, str) and self.guard < 0:
+            found.append(Problem("draft_params.guard", "must be >= 0", self.guard, "0 never stops"))
         return found
 
 
@@ -91,16 +98,31 @@ class SkipSetDrafter(ViewDraft):
             self.confidence, aim, settled.epsilon, settled.beta1, settled.beta2
         )
         self._adapts = settled.adapt and self.confidence > 0
+        self.guard: GainGuard | None = None
+        if not isinstance(settled.guard, str) and settled.guard > 0:
+            rows = session.rows
+            context = max(len(row.tokens) + row.limit // 2 for row in rows)
+            costs = recall_costs(session.target, context, not session.sampler.greedy, len(rows))
+            self.guard = GainGuard(costs, settled.skips or SkipSet(), settled.guard)
+
+    def propose(self, limit: int) -> Proposal:
+        """Draft, or nothing while the guard expects no gain."""
+        if self.guard is not None and not self.guard.drafts():
+            return self.session.empty()
+        return super().propose(limit)
 
     def observe(self, feedback: Feedback) -> None:
-        """Move the threshold."""
+        """Move the threshold, and let the guard judge."""
+        if self.guard is not None:
+            rows = len(feedback.counts)
+            self.guard.learn(sum(feedback.accepted) / rows, sum(feedback.counts) / rows)
         if self._adapts:
             self.threshold.update(sum(feedback.accepted), sum(feedback.counts))
             self.confidence = self.threshold.theta
 
     def report(self) -> dict[str, Any]:
-        """Return where the threshold ended."""
-        return {"confidence": self.confidence}
+        """Return where the threshold ended, and what the guard did."""
+        return {"confidence": self.confidence} | ({} if self.guard is None else self.guard.report())
 
     @classmethod
     def applicable(cls, target: Target) -> str | None:
@@ -117,7 +139,7 @@ class SkipSetDrafter(ViewDraft):
     def resolve(
         cls, target: Target, params: DraftParams, prompts: list[list[int]], do_sample: bool
     ) -> Resolved:
-        """Take the saved set or search one on `prompts`; plain decoding when no gain is predicted."""
+        """Take the saved set or search one on `prompts`; plain decoding when no gain is predicted or measured."""
         from ssd_infer.search.settle import settle_skip_set
 
-        return settle_skip_set(target, cast(SkipSetParams, params), prompts, do_sample)
+        return settle_skip_set(cls, target, cast(SkipSetParams, params), prompts, do_sample)

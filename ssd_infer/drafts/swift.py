@@ -22,14 +22,15 @@ from ssd_infer.engine.views import SkipSet, why_not
 from ssd_infer.errors import Problem
 from ssd_infer.search.branches import look_back
 from ssd_infer.search.episode import Episode, StopRules
+from ssd_infer.search.guard import TRUST_AFTER
 from ssd_infer.search.latency import SublayerCosts, recall_costs
 from ssd_infer.search.online import RATIOS, AcceptanceDrop, Proposer, RunningGain
 from ssd_infer.search.outlook import GAMMAS
 
 THRESHOLDS = (0.0, 0.4, 0.8)
 """Confidence thresholds a candidate may choose from; 0.8 is the paper's."""
-WINDOWS, TRUST_AFTER = (32, 24, 16, 8), 6
-"""Lengths of the context; rounds before a loss counts."""
+WINDOWS = (32, 24, 16, 8)
+"""Lengths of the context."""
 
 
 @dataclass(slots=True)
@@ -132,9 +133,7 @@ class Swift(ViewDraft):
         """What recent rounds and measured costs say drafting gives; 1 while nothing is drafted."""
         if self.gain is None or self.episode is None or self.episode.best is None:
             return 1.0
-        accepted, drafted = self.gain.per_round
-        c, v = self.costs.ratio(self.episode.best), self.costs.verify_ratio(drafted, self.episode.best)
-        return (1 + accepted) / (drafted * c + v)
+        return self.gain.speedup(self.costs, self.episode.best)
 
     def _open(self) -> None:
         """Start a search on the last W committed tokens, if there are enough and time for it."""

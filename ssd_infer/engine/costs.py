@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,6 +15,8 @@ from ssd_infer.engine.session import Session, open_session
 from ssd_infer.engine.target import Target
 
 WIDTHS = (1, 2, 3, 5, 9, 17)
+BLOCKS = 3
+"""Stretches of repeats a measurement is cut into; the quietest one counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +59,12 @@ class Costs:
 
 @torch.inference_mode()
 def measure_costs(
-    target: Target, context: int = 128, do_sample: bool = False, repeats: int = 7, batch: int = 1
+    target: Target, context: int = 128, do_sample: bool = False, repeats: int = 9, batch: int = 1
 ) -> Costs:
     """Time full and one-layer passes of several widths, interleaved, and split them into layer and fixed cost.
 
-    Medians over `repeats`; a shared machine drifts, so every repeat visits every width.
+    A shared machine drifts, so every repeat visits every width and `quiet_seconds` sums the repeats up; more tokens
+    never cost less, so what noise turned round is levelled by `non_decreasing`.
     """
     sampler = Sampler(SamplingParams(do_sample=do_sample), target.device, seed=0)
     session = open_session(target, [[0] * context] * batch, 1, max(WIDTHS), sampler)
@@ -74,11 +77,33 @@ def measure_costs(
                 spent = timed(partial(_one_pass, session, depth, width), target.device)
                 if repeat:
                     seconds.setdefault((depth, width), []).append(spent)
-    median = {key: float(np.median(values)) for key, values in seconds.items()}
+    quiet = {key: quiet_seconds(values) for key, values in seconds.items()}
     span = max(1, target.num_layers - 1)
-    layer = [max(1e-9, (median[depths[1], width] - median[1, width]) / span) for width in WIDTHS]
-    step = [max(1e-9, median[1, width] - one) for width, one in zip(WIDTHS, layer, strict=True)]
-    return Costs(WIDTHS, tuple(layer), tuple(step), target.num_layers)
+    layer = [max(1e-9, (quiet[depths[1], width] - quiet[1, width]) / span) for width in WIDTHS]
+    layer = non_decreasing(layer)
+    step = [max(1e-9, quiet[1, width] - one) for width, one in zip(WIDTHS, layer, strict=True)]
+    return Costs(WIDTHS, tuple(layer), tuple(non_decreasing(step)), target.num_layers)
+
+
+def quiet_seconds(samples: Sequence[float], blocks: int = BLOCKS) -> float:
+    """Return the least median of `blocks` consecutive stretches of samples.
+
+    A median ignores single spikes, and the least of several ignores load that lasts for a part of the measurement.
+    """
+    parts = np.array_split(np.asarray(samples, dtype=np.float64), min(blocks, len(samples)))
+    return min(float(np.median(part)) for part in parts)
+
+
+def non_decreasing(values: Sequence[float]) -> list[float]:
+    """Return the non-decreasing sequence closest to `values` in squares (pool adjacent violators)."""
+    pools: list[tuple[float, int]] = []
+    for value in values:
+        mean, count = float(value), 1
+        while pools and pools[-1][0] > mean:
+            before, size = pools.pop()
+            mean, count = (before * size + mean * count) / (size + count), size + count
+        pools.append((mean, count))
+    return [mean for mean, count in pools for _ in range(count)]
 
 
 def _one_pass(session: Session, depth: int, width: int) -> None:

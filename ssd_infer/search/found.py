@@ -22,6 +22,21 @@ class Found:
     trials: int
     extra: dict[str, Any] = field(default_factory=dict)
 
+    def facts(self) -> dict[str, Any]:
+        """Return what a report says of the search, JSON-ready."""
+        return {
+            "method": self.method,
+            "seconds": self.seconds,
+            "preparation_seconds": self.extra.get("preparation_seconds"),
+            "candidates": self.trials,
+            "skip_attention": sorted(self.skips.attention),
+            "skip_mlp": sorted(self.skips.mlp),
+            "gamma": self.outlook.gamma,
+            "alpha": self.outlook.alpha,
+            "c": self.outlook.c,
+            "predicted_speedup": self.outlook.speedup,
+        }
+
 
 @dataclass(slots=True)
 class Judge:

@@ -6,11 +6,10 @@ import weakref
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 import torch
 from torch import nn
 
-from ssd_infer.engine.costs import Costs, measure_costs, timed
+from ssd_infer.engine.costs import Costs, measure_costs, quiet_seconds, timed
 from ssd_infer.engine.sampling import Sampler, SamplingParams
 from ssd_infer.engine.session import open_session
 from ssd_infer.engine.target import Target
@@ -59,9 +58,9 @@ class SublayerCosts:
 
 @torch.inference_mode()
 def measure_sublayers(
-    target: Target, context: int = 128, do_sample: bool = False, batch: int = 1, repeats: int = 7
+    target: Target, context: int = 128, do_sample: bool = False, batch: int = 1, repeats: int = 9
 ) -> SublayerCosts:
-    """Time one-token passes that keep nothing, attention only and MLPs only, interleaved; medians over `repeats`."""
+    """Time one-token passes that keep nothing, attention only and MLPs only, interleaved."""
     whole = measure_costs(target, context, do_sample, repeats, batch)
     sampler = Sampler(SamplingParams(), target.device, seed=0)
     session = open_session(target, [[0] * context] * batch, 1, 1, sampler)
@@ -83,7 +82,7 @@ def measure_sublayers(
             took = timed(partial(one_pass, view), target.device)
             if repeat:
                 spent.append(took)
-    none, attention, mlp = (float(np.median(spent)) for spent in seconds)
+    none, attention, mlp = (quiet_seconds(spent) for spent in seconds)
     layers = target.num_layers
     return SublayerCosts(whole, max(1e-9, (attention - none) / layers), max(1e-9, (mlp - none) / layers))
 

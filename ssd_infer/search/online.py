@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from ssd_infer.engine.views import SkipSet
+from ssd_infer.search.latency import SublayerCosts
 
 RATIOS = (0.45, 0.3, 0.6, 0.8)
 """Shares of the skippable sublayers tried when the ratio is open; the first is the paper's."""
@@ -137,6 +138,11 @@ class RunningGain:
     def per_round(self) -> tuple[float, float]:
         """Accepted and drafted tokens of a round."""
         return self.accepted / self.weight, self.drafted / self.weight
+
+    def speedup(self, costs: SublayerCosts, skips: SkipSet) -> float:
+        """Return (1 + accepted) / (drafted · c + v) of such rounds with `skips`."""
+        accepted, drafted = self.per_round
+        return (1 + accepted) / (drafted * costs.ratio(skips) + costs.verify_ratio(drafted, skips))
 
 
 @dataclass(slots=True)

@@ -58,6 +58,7 @@ def search(
         "step": costs.whole.step_at(1),
     }
     remember(target, found, do_sample)
+    remember(target, found, do_sample, method=found.method)
     if folder is not None:
         store.save(folder, target, do_sample, found)
     return found

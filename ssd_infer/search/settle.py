@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -13,52 +14,77 @@ from ssd_infer.engine.sampling import SamplingParams
 from ssd_infer.engine.target import Target
 from ssd_infer.engine.views import SkipSet, skip_view
 from ssd_infer.search import store
+from ssd_infer.search.bayes import search_bayes
 from ssd_infer.search.dp import search_dp
 from ssd_infer.search.found import Found
 from ssd_infer.search.latency import recall_costs
 from ssd_infer.search.material import Material, write_material
 from ssd_infer.search.outlook import GAMMAS, THRESHOLDS, Outlook, foresee
+from ssd_infer.search.race import SURE, least_running, measured_speedup
 
 if TYPE_CHECKING:
-    from ssd_infer.drafts.skip_set import SkipSetParams
+    from ssd_infer.drafts.skip_set import SkipSetDrafter, SkipSetParams
 
-_found: weakref.WeakKeyDictionary[nn.Module, dict[bool, tuple[Found, str]]] = weakref.WeakKeyDictionary()
-
-
-def remember(target: Target, found: Found, do_sample: bool = False, note: str = "") -> None:
-    """Let `auto` use `found` for this model from now on."""
-    _found.setdefault(target.model, {})[do_sample] = (found, note)
+SEARCH_SECONDS = 60.0
+"""Longest Bayesian search when nobody says otherwise."""
+_Key = tuple[bool, str | None]
+_found: weakref.WeakKeyDictionary[nn.Module, dict[_Key, tuple[Found, str]]] = weakref.WeakKeyDictionary()
 
 
-def recall(target: Target, prompts: list[list[int]], do_sample: bool) -> tuple[Found, str]:
-    """Return this model's skip set and how it was come by: remembered, saved, or searched now."""
-    known = _found.get(target.model, {}).get(do_sample)
+def remember(
+    target: Target, found: Found, do_sample: bool = False, note: str = "", method: str | None = None
+) -> None:
+    """Let `auto` use `found` for this model from now on; with a `method` only where that method is asked for."""
+    _found.setdefault(target.model, {})[do_sample, method] = (found, note)
+
+
+def recall(
+    target: Target,
+    prompts: list[list[int]],
+    do_sample: bool,
+    method: str | None = None,
+    seconds: float = SEARCH_SECONDS,
+) -> tuple[Found, str]:
+    """Return this model's skip set and how it was come by: remembered, saved, or searched now.
+
+    `method`: `dp`, `bayes` (at most `seconds`), or None for whatever is there, else `dp`.
+    """
+    known = _found.get(target.model, {}).get((do_sample, method))
     if known is None:
-        found, note = _saved(target, do_sample)
+        found, note = _saved(target, do_sample, method)
         if found is None:
-            material = write_material(target, prompts, SamplingParams(do_sample=do_sample))
-            found = search_dp(material, recall_costs(target, _context(prompts), do_sample))
-        remember(target, found, do_sample, note)
+            found = _search(target, prompts, do_sample, method, seconds)
+        remember(target, found, do_sample, note, method)
         known = (found, note)
     return known
 
 
 def settle_skip_set(
-    target: Target, params: SkipSetParams, prompts: list[list[int]], do_sample: bool
+    strategy: type[SkipSetDrafter],
+    target: Target,
+    params: SkipSetParams,
+    prompts: list[list[int]],
+    do_sample: bool,
+    method: str | None = None,
+    seconds: float = SEARCH_SECONDS,
 ) -> Resolved:
-    """Replace `auto` in skip-set parameters; without any `auto` nothing is measured and nothing is refused."""
+    """Replace `auto` in skip-set parameters; without any `auto` nothing is measured and nothing is refused.
+
+    A set whose predicted speedup is below 1 is refused, one below `SURE` is put to a race first.
+    """
     if params.settled:
         return Resolved(params)
-    skips, note = params.skips, ""
+    skips, note, facts = params.skips, "", dict[str, Any]()
     if skips is None:
-        found, note = recall(target, prompts, do_sample)
-        skips, outlook = found.skips, found.outlook
+        found, note = recall(target, prompts, do_sample, method, seconds)
+        skips, outlook, facts = found.skips, found.outlook, found.facts()
         note = "; ".join(part for part in (_describe(found), note) if part)
     if params.skips is not None or params.gamma != "auto" or params.confidence != "auto":
         outlook = _outlook(target, skips, params, prompts, do_sample)
         note = "; ".join(part for part in (outlook.describe(), note) if part)
     if outlook.speedup < 1.0 or not len(skips):
-        return Resolved(None, f"plain decoding: no skip set is expected to gain ({note})", outlook.speedup)
+        reason = f"plain decoding: no skip set is expected to gain ({note})"
+        return Resolved(None, reason, outlook.speedup, facts)
     settled = replace(
         params,
         skip_attention=sorted(skips.attention),
@@ -67,12 +93,50 @@ def settle_skip_set(
         confidence=outlook.confidence,
         aim=round(outlook.alpha, 4) if params.aim == "auto" else params.aim,
     )
-    return Resolved(settled, note, outlook.speedup)
+    if params.guard != "auto":
+        return Resolved(settled, note, outlook.speedup, facts)
+    return _guarded(strategy, target, settled, prompts, do_sample, Resolved(None, note, outlook.speedup, facts))
 
 
-def _saved(target: Target, do_sample: bool) -> tuple[Found | None, str]:
+def _guarded(
+    strategy: type[SkipSetDrafter],
+    target: Target,
+    settled: SkipSetParams,
+    prompts: list[list[int]],
+    do_sample: bool,
+    so_far: Resolved,
+) -> Resolved:
+    """Set the guard of a set that was found; refuse the set when a race says that it loses."""
+    predicted = so_far.predicted_speedup or 1.0
+    if predicted >= SURE:
+        return replace(so_far, params=replace(settled, guard=1.0))
+    raced = measured_speedup(target, strategy, settled, prompts, do_sample)
+    facts = so_far.search | {"raced_speedup": raced}
+    if raced < 1.0:
+        note = f"plain decoding: measured {raced:.2f}× on a few prompts ({so_far.note})"
+        return replace(so_far, note=note, search=facts)
+    guard = round(least_running(predicted, raced), 3)
+    note = f"{so_far.note}; measured {raced:.2f}× on a few prompts"
+    return replace(so_far, params=replace(settled, guard=guard), note=note, search=facts)
+
+
+def _search(
+    target: Target, prompts: list[list[int]], do_sample: bool, method: str | None, seconds: float
+) -> Found:
+    """Search now; the seconds reported are those of everything that had to be done for it."""
+    begin = time.perf_counter()
+    material = write_material(target, prompts, SamplingParams(do_sample=do_sample))
+    costs = recall_costs(target, _context(prompts), do_sample)
+    found = (
+        search_bayes(material, costs, seconds) if method == "bayes" else search_dp(material, costs)
+    )
+    found.extra["preparation_seconds"] = time.perf_counter() - begin - found.seconds
+    return found
+
+
+def _saved(target: Target, do_sample: bool, method: str | None) -> tuple[Found | None, str]:
     folder = store.folder_of(target)
-    return (None, "") if folder is None else store.load(folder, target, do_sample)
+    return (None, "") if folder is None else store.load(folder, target, do_sample, method)
 
 
 def _describe(found: Found) -> str:

@@ -59,9 +59,10 @@ def folder_of(target: Target) -> Path | None:
 
 
 def save(folder: Path, target: Target, do_sample: bool, found: Found) -> Path:
-    """Write `found` into `folder`, replacing a result for the same circumstances; return the file."""
+    """Write `found` into `folder`, replacing its method's result for the same circumstances; return the file."""
     where = circumstances(target, do_sample)
-    others = [entry for entry in _entries(folder) if entry.get("where") != where]
+    same = (where, found.method)
+    others = [entry for entry in _entries(folder) if (entry.get("where"), entry.get("method")) != same]
     entry = {
         "where": where,
         "skip_attention": sorted(found.skips.attention),
@@ -79,13 +80,18 @@ def save(folder: Path, target: Target, do_sample: bool, found: Found) -> Path:
     return partial.replace(path)
 
 
-def load(folder: Path, target: Target, do_sample: bool) -> tuple[Found | None, str]:
-    """Return the result that holds here and "", or None and why none does ("" when there is no file)."""
-    entries = _entries(folder)
+def load(
+    folder: Path, target: Target, do_sample: bool, method: str | None = None
+) -> tuple[Found | None, str]:
+    """Return the result that holds here and "", or None and why none does ("" when there is no file).
+
+    Of several methods the fastest by its prediction counts; with a `method` only that method's.
+    """
+    entries = [entry for entry in _entries(folder) if method in (None, entry.get("method"))]
     where = circumstances(target, do_sample)
-    matching = [entry for entry in entries if entry.get("where") == where]
+    matching = [_found(entry) for entry in entries if entry.get("where") == where]
     if matching:
-        return _found(matching[-1]), ""
+        return max(matching, key=lambda found: found.outlook.speedup), ""
     if not entries:
         return None, ""
     return None, f"{FILE} does not hold here ({_difference(entries, where)}), so it was measured again"

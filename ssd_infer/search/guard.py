@@ -1,0 +1,55 @@
+"""Stop drafting in a stream that it does not speed up, and look again now and then."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ssd_infer.engine.views import SkipSet
+from ssd_infer.search.latency import SublayerCosts
+from ssd_infer.search.online import RunningGain
+
+TRUST_AFTER = 6
+"""Rounds with a draft before a loss counts."""
+PAUSE = 64
+"""Plain rounds before drafting is tried again; each later pause is twice as long."""
+
+
+class GainGuard:
+    """Tell every round whether to draft, by the speedup that recent acceptance and measured costs imply."""
+
+    def __init__(self, costs: SublayerCosts, skips: SkipSet, least: float) -> None:
+        """Stop a draft with `skips` whose running speedup is below `least`; nothing is known yet."""
+        self._costs, self._skips, self.least = costs, skips, least
+        self._gain = RunningGain(0.0, 0.0, weight=0.0)
+        self._learned = self._wait = self.stops = self.plain_rounds = 0
+        self.speedup: float | None = None
+
+    def drafts(self) -> bool:
+        """Tell whether this round drafts; called once a round."""
+        if self._wait:
+            self._wait -= 1
+            self.plain_rounds += 1
+            return False
+        return True
+
+    def learn(self, accepted: float, drafted: float) -> None:
+        """Take in one round's mean accepted and drafted tokens a row; a loss ends drafting for a while."""
+        self._gain.learn(accepted, drafted)
+        self._learned += 1
+        if self._learned < TRUST_AFTER:
+            return
+        self.speedup = self._gain.speedup(self._costs, self._skips)
+        if self.speedup < self.least:
+            self._wait = PAUSE * 2**self.stops
+            self.stops += 1
+            self._gain, self._learned = RunningGain(0.0, 0.0, weight=0.0), 0
+
+    def report(self) -> dict[str, Any]:
+        """Return what the guard saw and did, and a note when it stopped the draft."""
+        note = f"drafting was stopped: its running speedup was below {self.least:.2f}" if self.stops else ""
+        return {
+            "running_speedup": self.speedup,
+            "stopped": self.stops,
+            "rounds_without_draft": self.plain_rounds,
+            "note": note,
+        }
