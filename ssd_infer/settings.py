@@ -28,7 +28,7 @@ class EvalSettings:
     checkpoint: str = MISSING
     """Directory of the checkpoint, as `save_pretrained` writes it."""
     draft: str = "all"
-    """`all`, or the name of one draft strategy."""
+    """`all`, a family such as `skip_layer`, or the name of one draft strategy."""
     draft_params: dict[str, Any] = field(default_factory=dict)
     """Parameters of that one strategy; what is left out is `auto`."""
     tasks: list[str] = field(default_factory=lambda: ["auto"])
@@ -61,6 +61,8 @@ class EvalSettings:
     """Seed of prompt choice and sampling."""
     max_minutes: float = 0.0
     """Stop starting new measurements after this long; 0 sets no limit."""
+    search_seconds: float = 0.0
+    """Longest search of one strategy before it is timed; 0 takes a twentieth of `max_minutes`, a minute at most."""
     grid: bool = True
     """Measure a grid of exit layers and draft lengths for the heat map."""
 
@@ -107,7 +109,7 @@ def validate(settings: EvalSettings, checks: Checks) -> None:
     check_protocol(settings, checks)
     for key in ("prompt_tokens", "batch_size"):
         checks.at_least(key, getattr(settings, key), 1)
-    for key in ("threads", "seed", "top_k"):
+    for key in ("threads", "seed", "top_k", "search_seconds"):
         checks.at_least(key, getattr(settings, key), 0)
     checks.choice("dtype", settings.dtype, DTYPES)
     checks.choice("device", settings.device.partition(":")[0], DEVICES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import cast
 
-from ssd_infer.drafts.base import DraftParams, Resolved
+from ssd_infer.drafts.base import Auto, DraftParams, Resolved
 from ssd_infer.drafts.skip_set import SkipSetDrafter, SkipSetParams
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import Problem
@@ -15,13 +15,13 @@ from ssd_infer.errors import Problem
 class SkipSetBayesParams(SkipSetParams):
     """Parameters of a skip set, and how long to search one."""
 
-    search_seconds: float = 60.0
-    """Longest search; a result saved beside the checkpoint needs none."""
+    search_seconds: float | Auto = "auto"
+    """Longest search; a result saved beside the checkpoint needs none. Auto is a minute, in an evaluation its share."""
 
     def problems(self, target: Target) -> list[Problem]:
         """Check a skip set's rules and search_seconds > 0."""
         found = SkipSetParams.problems(self, target)
-        if self.search_seconds <= 0:
+        if not isinstance(self.search_seconds, str) and self.search_seconds <= 0:
             found.append(Problem("draft_params.search_seconds", "must be > 0", self.search_seconds, "try 60"))
         return found
 
@@ -38,7 +38,8 @@ class SkipSetBayes(SkipSetDrafter):
         cls, target: Target, params: DraftParams, prompts: list[list[int]], do_sample: bool
     ) -> Resolved:
         """Take the saved set of this method or search one; plain decoding when no gain is predicted or measured."""
-        from ssd_infer.search.settle import settle_skip_set
+        from ssd_infer.search.settle import SEARCH_SECONDS, settle_skip_set
 
         given = cast(SkipSetBayesParams, params)
-        return settle_skip_set(cls, target, given, prompts, do_sample, "bayes", given.search_seconds)
+        longest = SEARCH_SECONDS if isinstance(given.search_seconds, str) else given.search_seconds
+        return settle_skip_set(cls, target, given, prompts, do_sample, "bayes", longest)

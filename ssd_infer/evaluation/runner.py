@@ -120,7 +120,7 @@ def _quality(bench: Bench) -> dict[str, Any]:
 def _grid(bench: Bench) -> dict[str, list[Cell]]:
     """Return predicted and measured cells; empty where early exit does not apply or was not asked for."""
     settings, target = bench.settings, bench.target
-    wanted = settings.draft == "all" or settings.draft.startswith("early_exit")
+    wanted = settings.draft in ("all", FAMILIES["early_exit"]) or settings.draft.startswith("early_exit")
     if not isinstance(target, Target) or target.num_layers < 2 or not wanted:
         return {"predicted": [], "measured": []}
     bench.say("calibrating early exits")

@@ -25,6 +25,10 @@ from ssd_infer.evaluation.summary import (
     strategy_row,
 )
 from ssd_infer.evaluation.transformers_side import eos_ids, hf_baseline, hf_peers
+from ssd_infer.settings import EvalSettings
+
+LONGEST_SEARCH, SEARCH_SHARE = 60.0, 0.05
+"""Seconds of one strategy's search, and the share of the time limit it may take."""
 
 
 @dataclass(slots=True)
@@ -44,8 +48,15 @@ class Section:
 def run_section(bench: Bench, sampling: Sampling, deadline: Deadline) -> Section:
     """Line up and time all contenders at one sampling setting."""
     settings = bench.settings
+    bench.say("choosing parameters, searching where a strategy needs it")
     field_ = line_up(
-        bench.model, bench.target, settings.draft, settings.draft_params, sampling, bench.calibration
+        bench.model,
+        bench.target,
+        settings.draft,
+        settings.draft_params,
+        sampling,
+        bench.calibration,
+        search_seconds(settings),
     )
     contenders = [*_baselines(bench, sampling), *field_.contenders, *_peers(bench, sampling, field_)]
     how = "greedy" if sampling.greedy else f"temperature {sampling.temperature:g}"
@@ -64,7 +75,16 @@ def run_section(bench: Bench, sampling: Sampling, deadline: Deadline) -> Section
         sampling, contenders, field_.absent, found, scoreboard(found, contenders, sampling, settings.seed)
     )
     section.more = {name: {"predicted_by_calibration": value} for name, value in field_.predicted.items()}
+    for name, facts in field_.searches.items():
+        section.more.setdefault(name, {})["search"] = facts
     return section
+
+
+def search_seconds(settings: EvalSettings) -> float:
+    """Return how long one strategy may search before it is timed."""
+    if settings.search_seconds or not settings.max_minutes:
+        return settings.search_seconds or LONGEST_SEARCH
+    return min(LONGEST_SEARCH, SEARCH_SHARE * 60 * settings.max_minutes)
 
 
 def _shortfalls(found: Measurements, wanted: int, how: str) -> list[str]:

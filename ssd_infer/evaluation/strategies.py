@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from ssd_infer import drafts
+from ssd_infer.drafts.base import Drafter
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import ConfigError, Problem, UnsupportedModelError
 from ssd_infer.evaluation.contenders import Contender, Sampling, one_line, ours
@@ -39,6 +40,8 @@ class Field:
     absent: list[Absent] = field(default_factory=list)
     predicted: dict[str, float] = field(default_factory=dict)
     """Speedup each drafter expected of its `auto` choice, by contender name."""
+    searches: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What settling a strategy searched, and what that took, by contender name."""
 
 
 def row_name(draft: str) -> str:
@@ -63,11 +66,15 @@ def known_drafts() -> dict[str, str]:
 
 
 def check_draft(name: str) -> None:
-    """Raise ConfigError when `draft=name` names neither `all` nor a strategy."""
-    choices = ["all", *dict.fromkeys([*FAMILIES, *known_drafts()])]
+    """Raise ConfigError when `draft=name` names neither `all`, nor a family, nor a strategy."""
+    choices = ["all", *dict.fromkeys([*FAMILIES.values(), *FAMILIES, *known_drafts()])]
     if row_name(name) not in choices:
         raise ConfigError(
-            [Problem("draft", "must be all or a strategy name", name, f"choose from {', '.join(choices)}")]
+            [
+                Problem(
+                    "draft", "must be all, a family or a strategy name", name, f"one of {', '.join(choices)}"
+                )
+            ]
         )
 
 
@@ -78,27 +85,49 @@ def line_up(
     raw: dict[str, Any],
     sampling: Sampling,
     calibration: Sequence[list[int]],
+    search_seconds: float = 60.0,
 ) -> Field:
-    """Settle every strategy's parameters on `calibration` prompts; one that raises becomes a failed row."""
+    """Settle every strategy's parameters on `calibration` prompts; one that raises becomes a failed row.
+
+    `search_seconds` bounds each search whose own bound is `auto`.
+    """
     found = Field()
     known = known_drafts()
     for name in dict.fromkeys([*known, *FAMILIES]):
         row = name + sampling.suffix
-        if wanted != "all" and row_name(wanted) != name:
-            found.absent.append(
-                Absent(row, "not_applicable", f"not measured: this run asked for draft={wanted} only")
+        if not _is_wanted(wanted, name, known):
+            reason = (
+                f"not measured: it searches long; ask for draft={known[name]} or draft={FAMILIES[base_name(name)]}"
+                if wanted == "all"
+                else f"not measured: this run asked for draft={wanted} only"
             )
+            found.absent.append(Absent(row, "not_applicable", reason))
         elif name not in known:
             found.absent.append(Absent(row, "not_applicable", NEEDS.get(name, NOT_BUILT)))
         elif isinstance(target, str):
             found.absent.append(Absent(row, "not_applicable", target))
         else:
-            _settle(
-                found, model, target, row, known[name], raw if wanted != "all" else {}, sampling, calibration
-            )
+            given = raw if row_name(wanted) == name else {}
+            given = _bounded(drafts.get(known[name]), given, search_seconds)
+            _settle(found, model, target, row, known[name], given, sampling, calibration)
     if not sampling.greedy:  # a greedy row of the same name already says why
         found.absent = [row for row in found.absent if row.status == "failed"]
     return found
+
+
+def _is_wanted(wanted: str, name: str, known: dict[str, str]) -> bool:
+    """Tell whether `draft=wanted` asks for the row `name`; a family's name asks for all of it."""
+    if wanted == "all":
+        return name not in known or drafts.get(known[name]).in_all
+    return row_name(wanted) == name or (wanted not in FAMILIES and FAMILIES[base_name(name)] == wanted)
+
+
+def _bounded(strategy: type[Drafter], raw: dict[str, Any], search_seconds: float) -> dict[str, Any]:
+    """Return `raw` with this run's bound in place of an open `search_seconds`."""
+    open_ended = "search_seconds" in strategy.Params.__dataclass_fields__
+    if open_ended and raw.get("search_seconds", "auto") == "auto":
+        return raw | {"search_seconds": search_seconds}
+    return raw
 
 
 def _settle(
@@ -142,6 +171,8 @@ def _settle(
             extra_bytes=extra_bytes,
         )
     )
+    if resolved.search:
+        found.searches[row] = resolved.search
     if resolved.predicted_speedup is not None:
         found.predicted[row] = resolved.predicted_speedup
 

@@ -22,6 +22,7 @@ from ssd_infer.report.rows import (
     ok_rows,
     other_rows,
 )
+from ssd_infer.report.searches import HEAD, search_cells
 
 
 def text(value: object) -> str:
@@ -65,6 +66,7 @@ def render_html(report: Report) -> str:
         _hero(report),
         _warnings(report["verdict"]["warnings"]),
         _section("Strategies", _strategies(report)),
+        _searches(report),
         _section("Plots", figures(draw_charts(report))),
         _section("Losslessness", _lossless(report)),
         '<div class="two">'
@@ -210,6 +212,12 @@ def _unmeasured(row: Row, width: int) -> str:
         f'<tr class="off"><td class="name">{text(row["name"])}</td><td>{state}</td>'
         f'<td colspan="{width - 2}">{text(row["reason"])}</td></tr>'
     )
+
+
+def _searches(report: Report) -> str:
+    """Draw the table of searches; nothing where no measured strategy searched."""
+    rows = [table_row(cells) for cells in search_cells(report)]
+    return _section("Searches for layers to leave out", html_table(HEAD, rows)) if rows else ""
 
 
 def _lossless(report: Report) -> str:

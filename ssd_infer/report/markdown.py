@@ -9,6 +9,7 @@ from ssd_infer.report.definitions import DEFINITIONS
 from ssd_infer.report.format import bytes_text, interval, number, params_text, percent, row_params, times
 from ssd_infer.report.format import markdown as md
 from ssd_infer.report.rows import STATUS_TEXT, Report, find_row, headline, ok_rows, other_rows
+from ssd_infer.report.searches import HEAD, search_cells
 
 Cells = Iterable[object]
 
@@ -26,6 +27,7 @@ def render_markdown(report: Report) -> str:
         _title(report),
         _environment(report),
         "## Strategies\n\n" + _strategies(report),
+        _searches(report),
         _per_task(report),
         "## Not measured\n\n" + _reasons(report),
         "## Plain decoding and what a user would pick instead\n\n" + _others(report),
@@ -119,6 +121,11 @@ def _per_task(report: Report) -> str:
     if not rows:
         return ""
     return "## By task\n\n" + table(("strategy", "task", "tokens/s", "speedup", "95 %", "α", "τ"), rows)
+
+
+def _searches(report: Report) -> str:
+    rows = search_cells(report)
+    return "## Searches for layers to leave out\n\n" + table(HEAD, rows) if rows else ""
 
 
 def _reasons(report: Report) -> str:

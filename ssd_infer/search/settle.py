@@ -95,7 +95,9 @@ def settle_skip_set(
     )
     if params.guard != "auto":
         return Resolved(settled, note, outlook.speedup, facts)
-    return _guarded(strategy, target, settled, prompts, do_sample, Resolved(None, note, outlook.speedup, facts))
+    return _guarded(
+        strategy, target, settled, prompts, do_sample, Resolved(None, note, outlook.speedup, facts)
+    )
 
 
 def _guarded(
@@ -127,9 +129,7 @@ def _search(
     begin = time.perf_counter()
     material = write_material(target, prompts, SamplingParams(do_sample=do_sample))
     costs = recall_costs(target, _context(prompts), do_sample)
-    found = (
-        search_bayes(material, costs, seconds) if method == "bayes" else search_dp(material, costs)
-    )
+    found = search_bayes(material, costs, seconds) if method == "bayes" else search_dp(material, costs)
     found.extra["preparation_seconds"] = time.perf_counter() - begin - found.seconds
     return found
 

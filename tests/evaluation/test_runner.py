@@ -300,7 +300,7 @@ def test_unsupported_architecture_still_gets_a_report(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "said"),
     [
-        ({"draft": "early_exi"}, ConfigError, "draft: must be all or a strategy name"),
+        ({"draft": "early_exi"}, ConfigError, "draft: must be all, a family or a strategy name"),
         (
             {"draft": "early_exit", "draft_params": {"exit_layer": 3}},
             ConfigError,
