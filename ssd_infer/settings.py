@@ -18,7 +18,7 @@ from ssd_infer.steps import step_number
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
-TASKS = ("auto", "stdlib_prose", "stdlib_code", "long_continuation", "copy", "needle")
+TASKS = ("auto", "stdlib_prose", "stdlib_code", "long_continuation", "copy", "needle", "task_shift")
 
 
 @dataclass(slots=True)
@@ -32,7 +32,8 @@ class EvalSettings:
     draft_params: dict[str, Any] = field(default_factory=dict)
     """Parameters of that one strategy; what is left out is `auto`."""
     tasks: list[str] = field(default_factory=lambda: ["auto"])
-    """Prompt sets: auto, stdlib_prose, stdlib_code, long_continuation, copy, needle or file:PATH."""
+    """Prompt sets: auto, stdlib_prose, stdlib_code, long_continuation, copy, needle or file:PATH; beside one of them
+    task_shift, streams of prose, code and dialogue."""
     out: str | None = None
     """Directory of the report; null means `report/` inside the checkpoint."""
     samples: int = 32
@@ -85,6 +86,9 @@ def check_protocol(settings: EvalProtocol, checks: Checks) -> None:
     checks.require(
         len(settings.tasks) > 0, "tasks", "must name at least one task", settings.tasks, "try [auto]"
     )
+    alone = list(settings.tasks) == ["task_shift"]
+    rule = "times nothing by itself"
+    checks.require(not alone, "tasks", rule, settings.tasks, "try [auto,task_shift]")
     for index, task in enumerate(settings.tasks):
         if task.startswith("file:"):
             exists = Path(task.removeprefix("file:")).expanduser().is_file()

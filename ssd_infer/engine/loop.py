@@ -54,14 +54,18 @@ class Decoding:
         return [row.tokens[row.prompt_length :] for row in all_rows]
 
     def _prefill(self) -> list[list[int]]:
-        """Run the prompts through all layers; return each row's first token as a block of one.
+        """Run the prompts through all layers; return each row's first token as a block of one."""
+        return self._feed([row.tokens for row in self.session.rows])
+
+    def _feed(self, blocks: list[list[int]]) -> list[list[int]]:
+        """Run a block of known tokens a row through all layers; return the token after each as a block of one.
 
         Rows are padded on the right: later slots are invisible to earlier tokens, and overwritten later.
         """
         session = self.session
-        lengths = [len(row.tokens) for row in session.rows]
+        lengths = [len(block) for block in blocks]
         width = max(lengths)
-        padded = [row.tokens + [0] * (width - len(row.tokens)) for row in session.rows]
+        padded = [block + [0] * (width - len(block)) for block in blocks]
         ids = torch.tensor(padded, dtype=torch.long, device=session.target.device)
         hidden = session.run(session.target.embed(ids), session.window(width))
         last = torch.tensor(lengths, device=hidden.device) - 1
@@ -69,7 +73,7 @@ class Decoding:
         logits = session.target.logits(ends.unsqueeze(1))
         self.stats.total.forwards["target"] += 1
         _, session.pending = accept(logits, ids[:, :0], None, None, session.sampler)
-        session.lengths = lengths
+        session.lengths = [old + new for old, new in zip(session.lengths, lengths, strict=True)]
         return [[token] for token in session.pending.tolist()]
 
     def _round(self, clock: Clock) -> None:

@@ -23,6 +23,8 @@ class RowStats:
     """Drafts at position k whose predecessors were all accepted: the denominator of the conditional α_k."""
     per_position_accepted: list[int] = field(default_factory=list)
     """Accepted drafts at position k: the numerator of α_k."""
+    trace: list[tuple[int, int, int]] = field(default_factory=list)
+    """Of a row, in order: tokens emitted before a verify pass, drafted and accepted in it; a sum over rows has none."""
 
     @property
     def alpha(self) -> float | None:
@@ -36,6 +38,7 @@ class RowStats:
 
     def count(self, drafted: int, accepted: int, emitted: int) -> None:
         """Record one verify pass of this row."""
+        self.trace.append((self.emitted, drafted, accepted))
         self.rounds += 1
         self.drafted += drafted
         self.accepted += accepted

@@ -18,11 +18,12 @@ from ssd_infer.evaluation.budget import Budget
 from ssd_infer.evaluation.measure import Unit
 from ssd_infer.evaluation.strategies import check_draft, find_target
 from ssd_infer.evaluation.tasks import Task, build_tasks, calibration_prompts
+from ssd_infer.evaluation.tasks.shift_text import SHIFT_TASK, shift_streams
 from ssd_infer.evaluation.vocabulary import check_ids
 from ssd_infer.settings import EvalSettings
 
 Say = Callable[[str], None]
-CALIBRATION_PROMPTS = 6
+CALIBRATION_PROMPTS, SHIFT_STREAMS = 6, 6
 
 
 @dataclass(slots=True)
@@ -39,6 +40,8 @@ class Bench:
     calibration: list[list[int]]
     budget: Budget
     say: Say
+    shift: list[list[list[int]]] = field(default_factory=list)
+    """Streams whose text changes its kind; empty unless the task was asked for."""
     notes: list[str] = field(default_factory=list)
     """Warnings collected on the way."""
 
@@ -65,7 +68,11 @@ def open_bench(settings: EvalSettings, say: Say) -> Bench:
     model: nn.Module = loaded.model
     say("choosing prompts")
     tasks = build_tasks(
-        settings.tasks, loaded.tokenizer, settings.samples, settings.prompt_tokens, settings.seed
+        [name for name in settings.tasks if name != SHIFT_TASK],
+        loaded.tokenizer,
+        settings.samples,
+        settings.prompt_tokens,
+        settings.seed,
     )
     calibration = calibration_prompts(tasks, loaded.tokenizer, CALIBRATION_PROMPTS, settings.prompt_tokens)
     _check_vocabulary(model, tasks, calibration)
@@ -80,12 +87,24 @@ def open_bench(settings: EvalSettings, say: Say) -> Bench:
         calibration,
         budget,
         say,
+        _shift(settings, loaded.tokenizer, model),
     )
     if any(task.name.startswith("file:") for task in tasks):
         bench.notes.append(
             "parameters were chosen on prompts of the measured file itself, since it has no second text"
         )
     return bench
+
+
+def _shift(settings: EvalSettings, tokenizer: Any, model: Any) -> list[list[list[int]]]:
+    """Return the streams of task_shift, as many as a task has prompts but for `SHIFT_STREAMS` at most."""
+    if SHIFT_TASK not in settings.tasks:
+        return []
+    count = min(SHIFT_STREAMS, settings.samples)
+    streams = shift_streams(tokenizer, count, settings.prompt_tokens, settings.seed)
+    for stream in streams:
+        check_ids(SHIFT_TASK, stream, vocab_size(model))
+    return streams
 
 
 def vocab_size(model: Any) -> int:

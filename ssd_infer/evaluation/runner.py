@@ -11,12 +11,13 @@ from ssd_infer.engine.target import Target
 from ssd_infer.evaluation import report_folder
 from ssd_infer.evaluation.bench import Bench, Say, open_bench, torch_threads, vocab_size
 from ssd_infer.evaluation.budget import Deadline
-from ssd_infer.evaluation.contenders import Sampling
+from ssd_infer.evaluation.contenders import Sampling, one_line
 from ssd_infer.evaluation.grid import Cell, measured_cells, predicted_cells
 from ssd_infer.evaluation.identity import environment, identity
 from ssd_infer.evaluation.progress import quiet_libraries
 from ssd_infer.evaluation.quality import exit_quality
 from ssd_infer.evaluation.section import Section, judge, rows, run_section
+from ssd_infer.evaluation.shift import shift_study
 from ssd_infer.evaluation.strategies import Absent
 from ssd_infer.evaluation.summary import absent_row
 from ssd_infer.evaluation.tasks import held_out_ids
@@ -28,8 +29,8 @@ from ssd_infer.settings import EvalSettings
 
 logger = logging.getLogger(__name__)
 
-QUALITY_SHARE, GRID_SHARE, LAST_SHARE = 0.08, 0.2, 0.95
-"""Shares of the time limit after which quality, the grid, and everything must be done."""
+QUALITY_SHARE, GRID_SHARE, LAST_SHARE, SHIFT_SHARE = 0.08, 0.2, 0.95, 0.1
+"""Shares of the time limit after which quality, the grid, and everything must be done, and of one setting's streams."""
 QUALITY_TOKENS, QUALITY_WINDOW = 8192, 256
 
 
@@ -95,8 +96,24 @@ def _sections(bench: Bench) -> list[Section]:
     for sampling in samplings:
         section = run_section(bench, sampling, bench.budget.deadline(next(shares)))
         judge(bench, section, bench.budget.deadline(next(shares)))
+        _shift(bench, section)
         sections.append(section)
     return sections
+
+
+def _shift(bench: Bench, section: Section) -> None:
+    """Decode the streams of task_shift where they were asked for; a study that fails is a warning, and costs no row."""
+    if not bench.shift:
+        return
+    bench.say("decoding streams whose text changes")
+    share = bench.budget.deadline(min(1.0, bench.budget.spent / bench.budget.seconds + SHIFT_SHARE))
+    try:
+        found = shift_study(bench, section.sampling, share)
+    except Exception as error:  # noqa: BLE001
+        bench.notes.append(f"task_shift failed: {one_line(error)}")
+        return
+    for name, facts in found.items():
+        section.more.setdefault(name, {})["task_shift"] = facts
 
 
 def _shares(samplings: list[Sampling]) -> Iterator[float]:

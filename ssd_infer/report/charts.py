@@ -11,6 +11,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ssd_infer.report import shift_plot
 from ssd_infer.report.format import plain
 from ssd_infer.report.heatmap import draw_heatmaps, grid_of
 from ssd_infer.report.rows import Report, is_sampled, ok_rows
@@ -59,6 +60,7 @@ def draw_charts(report: Report) -> list[Chart]:
             "How often the k-th drafted token is accepted when verification reaches it.",
             _positions,
         ),
+        (shift_plot.TITLE, shift_plot.CAPTION, shift_plot.draw_shift),
         (
             "Exit layer × draft length",
             "Left: predicted by the cost model. Right: measured; empty cells were not measured. "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from ssd_infer.report import shift_plot
 from ssd_infer.report.definitions import DEFINITIONS
 from ssd_infer.report.format import bytes_text, interval, number, params_text, percent, row_params, times
 from ssd_infer.report.format import markdown as md
@@ -28,6 +29,7 @@ def render_markdown(report: Report) -> str:
         _environment(report),
         "## Strategies\n\n" + _strategies(report),
         _searches(report),
+        _shift(report),
         _per_task(report),
         "## Not measured\n\n" + _reasons(report),
         "## Plain decoding and what a user would pick instead\n\n" + _others(report),
@@ -126,6 +128,12 @@ def _per_task(report: Report) -> str:
 def _searches(report: Report) -> str:
     rows = search_cells(report)
     return "## Searches for layers to leave out\n\n" + table(HEAD, rows) if rows else ""
+
+
+def _shift(report: Report) -> str:
+    rows = shift_plot.shift_cells(report)
+    head = f"## {shift_plot.TITLE}\n\n{md(shift_plot.CAPTION)}\n\n"
+    return head + table(shift_plot.HEAD, rows) if rows else ""
 
 
 def _reasons(report: Report) -> str:

@@ -1,0 +1,129 @@
+"""Acceptance along streams whose text changes its kind: what is searched while decoding against a set found before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ssd_infer import drafts
+from ssd_infer.drafts.base import DraftParams
+from ssd_infer.drafts.skip_set import SkipSetParams
+from ssd_infer.engine.sampling import Sampler, SamplingParams
+from ssd_infer.engine.stats import Stats
+from ssd_infer.engine.target import Target
+from ssd_infer.engine.turns import decode_turns
+from ssd_infer.evaluation.bench import Bench
+from ssd_infer.evaluation.budget import Deadline
+from ssd_infer.evaluation.contenders import Sampling
+from ssd_infer.evaluation.strategies import row_name
+from ssd_infer.evaluation.tasks.shift_text import KINDS, shift_streams
+from ssd_infer.search.dp import search_dp
+from ssd_infer.search.latency import recall_costs
+from ssd_infer.search.material import write_material
+
+BIN = 16
+"""New tokens in a bin of the curve."""
+FEWEST_TOKENS = 96
+"""Least new tokens a kind of text gets; below that a search has no time."""
+FOUND_ON = KINDS[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to draft along the streams."""
+
+    draft: str
+    params: DraftParams
+    note: str = ""
+
+
+def shift_study(bench: Bench, sampling: Sampling, deadline: Deadline) -> dict[str, dict[str, Any]]:
+    """Decode the streams with each way to draft; return what goes to the `extra` of each one's row, by row name.
+
+    All ways decode a stream before the next begins; no stream begins after `deadline`, except the first.
+    """
+    target = bench.target
+    if not isinstance(target, Target) or not bench.shift:
+        return {}
+    drawing = SamplingParams(not sampling.greedy, sampling.temperature or 1.0, sampling.top_k, sampling.top_p)
+    ways = _ways(bench, target, drawing)
+    per_turn = max(FEWEST_TOKENS, bench.settings.max_new_tokens)
+    found: dict[str, list[tuple[Stats, list[int]]]] = {way.draft: [] for way in ways}
+    for index, stream in enumerate(bench.shift):
+        if index and deadline.passed:
+            break
+        turns = [[text] for text in stream]
+        for way in ways:
+            sampler = Sampler(drawing, target.device, seed=bench.settings.seed + index)
+            strategy = drafts.get(way.draft)
+            stream_ = decode_turns(target, turns, strategy, way.params, per_turn, sampler)
+            found[way.draft].append((stream_.stats, stream_.starts[0]))
+    return {row_name(way.draft) + sampling.suffix: _facts(found[way.draft], way, per_turn) for way in ways}
+
+
+def _ways(bench: Bench, target: Target, drawing: SamplingParams) -> list[Way]:
+    """Return SWIFT and DEL, which know nothing beforehand, and a skip set found on prose alone."""
+    ways = [
+        Way(name, drafts.get(name).parse({}, target))
+        for name in ("swift", "early_exit+del")
+        if name in drafts.registry() and drafts.get(name).applicable(target) is None
+    ]
+    if "skip_set" in drafts.registry() and drafts.get("skip_set").applicable(target) is None:
+        ways.append(_offline(bench, target, drawing))
+    return ways
+
+
+def _offline(bench: Bench, target: Target, drawing: SamplingParams) -> Way:
+    """Search a skip set on prose of the validation split; it drafts to the end, whatever its gain."""
+    width = bench.settings.prompt_tokens
+    prompts = [stream[0] for stream in shift_streams(bench.tokenizer, 4, width, seed=1, split="validation")]
+    material = write_material(target, prompts, drawing)
+    found = search_dp(material, recall_costs(target, width + 24, drawing.do_sample))
+    outlook = found.outlook
+    params = SkipSetParams(
+        sorted(found.skips.attention),
+        sorted(found.skips.mlp),
+        outlook.gamma,
+        outlook.confidence,
+        aim=round(outlook.alpha, 4),
+        guard=0.0,
+    )
+    return Way("skip_set", params, f"found on {FOUND_ON}, {outlook.describe()}")
+
+
+def _facts(found: Sequence[tuple[Stats, list[int]]], way: Way, per_turn: int) -> dict[str, Any]:
+    """Pool all streams: acceptance by bin of new tokens, and by kind of text."""
+    bins: dict[int, list[int]] = {}
+    kinds = [[0, 0, 0, 0] for _ in KINDS]
+    for stats, starts in found:
+        for emitted, drafted, accepted in stats.rows[0].trace:
+            entry = bins.setdefault(emitted // BIN, [0, 0])
+            entry[0] += drafted
+            entry[1] += accepted
+            kind = kinds[sum(emitted >= start for start in starts)]
+            for place, value in enumerate((1, int(drafted > 0), drafted, accepted)):
+                kind[place] += value
+    return {
+        "streams": len(found),
+        "per_turn": per_turn,
+        "bin": BIN,
+        "note": way.note,
+        "curve": [
+            {"start": BIN * at, "drafted": bins[at][0], "accepted": bins[at][1]} for at in sorted(bins)
+        ],
+        "kinds": [
+            {
+                "name": name,
+                "rounds": rounds,
+                "drafting_rounds": drafting,
+                "drafted": drafted,
+                "accepted": accepted,
+                "alpha": accepted / drafted if drafted else None,
+                "tau": 1 + accepted / rounds if rounds else None,
+            }
+            for name, (rounds, drafting, drafted, accepted) in zip(KINDS, kinds, strict=True)
+        ],
+        "searches": [stats.report["episodes"] for stats, _ in found if "episodes" in stats.report],
+        "ends": [list(starts) for _, starts in found],
+    }
