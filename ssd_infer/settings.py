@@ -64,6 +64,8 @@ class EvalSettings:
     """Stop starting new measurements after this long; 0 sets no limit."""
     search_seconds: float = 0.0
     """Longest search of one strategy before it is timed; 0 takes a twentieth of `max_minutes`, a minute at most."""
+    peers: bool = True
+    """Time what a user would pick instead too: prompt lookup and `assistant_early_exit`."""
     grid: bool = True
     """Measure a grid of exit layers and draft lengths for the heat map."""
 

@@ -58,7 +58,8 @@ def run_section(bench: Bench, sampling: Sampling, deadline: Deadline) -> Section
         bench.calibration,
         search_seconds(settings),
     )
-    contenders = [*_baselines(bench, sampling), *field_.contenders, *_peers(bench, sampling, field_)]
+    peers = _peers(bench, sampling, field_) if settings.peers else []
+    contenders = [*_baselines(bench, sampling), *field_.contenders, *peers]
     how = "greedy" if sampling.greedy else f"temperature {sampling.temperature:g}"
     bench.say(f"decoding with {len(contenders)} contenders, {how}")
     found = measure(

@@ -49,16 +49,14 @@ def shift_study(bench: Bench, sampling: Sampling, deadline: Deadline) -> dict[st
     drawing = SamplingParams(not sampling.greedy, sampling.temperature or 1.0, sampling.top_k, sampling.top_p)
     ways = _ways(bench, target, drawing)
     per_turn = max(FEWEST_TOKENS, bench.settings.max_new_tokens)
-    found: dict[str, list[tuple[Stats, list[int]]]] = {way.draft: [] for way in ways}
+    found: dict[str, list[Stats]] = {way.draft: [] for way in ways}
     for index, stream in enumerate(bench.shift):
         if index and deadline.passed:
             break
-        turns = [[text] for text in stream]
         for way in ways:
             sampler = Sampler(drawing, target.device, seed=bench.settings.seed + index)
-            strategy = drafts.get(way.draft)
-            stream_ = decode_turns(target, turns, strategy, way.params, per_turn, sampler)
-            found[way.draft].append((stream_.stats, stream_.starts[0]))
+            _, stats = decode_turns(target, stream, drafts.get(way.draft), way.params, per_turn, sampler)
+            found[way.draft].append(stats)
     return {row_name(way.draft) + sampling.suffix: _facts(found[way.draft], way, per_turn) for way in ways}
 
 
@@ -92,16 +90,16 @@ def _offline(bench: Bench, target: Target, drawing: SamplingParams) -> Way:
     return Way("skip_set", params, f"found on {FOUND_ON}, {outlook.describe()}")
 
 
-def _facts(found: Sequence[tuple[Stats, list[int]]], way: Way, per_turn: int) -> dict[str, Any]:
+def _facts(found: Sequence[Stats], way: Way, per_turn: int) -> dict[str, Any]:
     """Pool all streams: acceptance by bin of new tokens, and by kind of text."""
     bins: dict[int, list[int]] = {}
     kinds = [[0, 0, 0, 0] for _ in KINDS]
-    for stats, starts in found:
+    for stats in found:
         for emitted, drafted, accepted in stats.rows[0].trace:
             entry = bins.setdefault(emitted // BIN, [0, 0])
             entry[0] += drafted
             entry[1] += accepted
-            kind = kinds[sum(emitted >= start for start in starts)]
+            kind = kinds[min(emitted // per_turn, len(KINDS) - 1)]
             for place, value in enumerate((1, int(drafted > 0), drafted, accepted)):
                 kind[place] += value
     return {
@@ -124,6 +122,5 @@ def _facts(found: Sequence[tuple[Stats, list[int]]], way: Way, per_turn: int) ->
             }
             for name, (rounds, drafting, drafted, accepted) in zip(KINDS, kinds, strict=True)
         ],
-        "searches": [stats.report["episodes"] for stats, _ in found if "episodes" in stats.report],
-        "ends": [list(starts) for _, starts in found],
+        "searches": [stats.report["episodes"] for stats in found if "episodes" in stats.report],
     }

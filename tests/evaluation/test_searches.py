@@ -58,6 +58,7 @@ def report(checkpoint: Path, tmp_path: Path) -> dict[str, Any]:
             grid=False,
             temperatures=[0.0],
             search_seconds=0.2,
+            peers=False,
         )
     )
 
@@ -72,6 +73,7 @@ def test_every_method_is_a_row_of_one_report(report: dict[str, Any]) -> None:
         assert {"alpha", "c", "predicted_speedup", "skip_attention", "skip_mlp"} <= set(facts)
     assert rows["skip_set:bayes"]["extra"]["search"]["candidates"] < 1000  # time ended it
     assert rows["skip_set"]["extra"]["fell_back_to_plain"] in (True, False)
+    assert report["peers"] == []
     lines = {cells[0]: dict(zip(HEAD, cells, strict=True)) for cells in search_cells(report)}
     assert {"skip_set", "skip_set:bayes", "swift"} <= set(lines)
     assert lines["skip_set:bayes"]["method"] == "bayes"

@@ -78,7 +78,6 @@ def test_every_way_has_its_curve_and_its_kinds(studied: dict[str, Any]) -> None:
         assert [kind["name"] for kind in facts["kinds"]] == list(KINDS)
         for name in ("drafted", "accepted"):
             assert sum(point[name] for point in facts["curve"]) == sum(kind[name] for kind in facts["kinds"])
-        assert all(20 <= first < second for first, second in facts["ends"])
         assert all(kind["accepted"] <= kind["drafted"] for kind in facts["kinds"])
     assert "found on prose" in studied["skip_set"]["note"]
     assert sum(kind["drafted"] for kind in studied["skip_set"]["kinds"]) > 0

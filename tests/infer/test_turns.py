@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from ssd_infer import drafts
 from ssd_infer.engine.sampling import Sampler, SamplingParams
+from ssd_infer.engine.stats import Stats
 from ssd_infer.engine.target import Target
-from ssd_infer.engine.turns import Conversation, decode_turns
+from ssd_infer.engine.turns import decode_turns
 from tests.conftest import ModelFactory
-from tests.infer.test_exactness import prompts, reference
+from tests.infer.test_exactness import prompts
 from tests.infer.test_skip_swift import FREELY, prepare
 
 PER_TURN = 14
@@ -26,8 +28,8 @@ WAYS: list[tuple[str | None, dict[str, Any]]] = [
 
 
 def converse(
-    model: Any, turns: list[list[list[int]]], draft: str | None, raw: dict[str, Any]
-) -> Conversation:
+    model: Any, turns: list[list[int]], draft: str | None, raw: dict[str, Any]
+) -> tuple[list[int], Stats]:
     target = Target.of(model)
     strategy = None if draft is None else drafts.get(draft)
     params = None if strategy is None else strategy.parse(raw, target)
@@ -35,44 +37,46 @@ def converse(
     return decode_turns(target, turns, strategy, params, PER_TURN, sampler)
 
 
-@pytest.mark.parametrize("batch", [1, 3])
+def continuation(model: Any, text: list[int], new: int) -> list[int]:
+    """Return transformers' greedy continuation; without a mask it would take token 0 of the text for padding."""
+    ids = torch.tensor([text])
+    mask = torch.ones_like(ids)
+    out = model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=new, pad_token_id=0)
+    return out[0, len(text) :].tolist()
+
+
 @pytest.mark.parametrize(("draft", "raw"), WAYS)
+@pytest.mark.parametrize("seed", [0, 1])
 def test_every_turn_is_what_the_model_says_to_all_text_before_it(
-    tiny_model: ModelFactory, draft: str | None, raw: dict[str, Any], batch: int
+    tiny_model: ModelFactory, draft: str | None, raw: dict[str, Any], seed: int
 ) -> None:
     model = prepare(tiny_model(layers=5), 5)
-    rows = [[row.tolist() for row in prompts(batch, 97, seed=seed)] for seed in (0, 1, 2)]
-    told = converse(model, rows, draft, raw)
-    for row in range(batch):
-        said, text = told.tokens[row], list(rows[0][row])
-        starts = [0, *told.starts[row], told.stats.rows[row].emitted]
-        at = 0
-        for turn in range(3):
-            spoken = starts[turn + 1] - starts[turn]
-            assert spoken >= PER_TURN or turn == 2
-            expected = reference(model, [text], spoken)[0]
-            assert said[at : at + spoken] == expected, (row, turn)
-            at += spoken
-            text += expected
-            if turn < 2:
-                extra = rows[turn + 1][row]
-                assert said[at : at + len(extra)] == extra
-                at += len(extra)
-                text += extra
-        assert at == len(said)
-        assert told.stats.rows[row].emitted == 3 * PER_TURN
+    texts = [row.tolist() for row in prompts(3, 97, seed=seed)]
+    said, stats = converse(model, texts, draft, raw)
+    before, expected = list(texts[0]), list[int]()
+    for turn in range(3):
+        spoken = continuation(model, before, PER_TURN)
+        more = texts[turn + 1] if turn < 2 else []
+        expected += spoken + more
+        before += spoken + more
+    assert said == expected
+    assert stats.rows[0].emitted == 3 * PER_TURN
     if draft is not None:
-        assert told.stats.total.drafted > 0
+        assert stats.total.drafted > 0
+
+
+def test_one_turn_is_plain_generation(tiny_model: ModelFactory) -> None:
+    model, text = tiny_model(), prompts(1, 97)[0].tolist()
+    assert converse(model, [text], None, {})[0] == continuation(model, text, PER_TURN)
 
 
 def test_the_trace_says_where_what_was_accepted(tiny_model: ModelFactory) -> None:
     model = prepare(tiny_model(layers=5), 5)
-    rows = [[row.tolist() for row in prompts(2, 97, seed=seed)] for seed in (0, 1)]
-    told = converse(model, rows, *WAYS[1])
-    for stats in told.stats.rows:
-        assert len(stats.trace) == stats.rounds
-        assert sum(drafted for _, drafted, _ in stats.trace) == stats.drafted
-        assert sum(accepted for _, _, accepted in stats.trace) == stats.accepted
-        positions = [emitted for emitted, _, _ in stats.trace]
-        assert positions == sorted(set(positions))
-    assert told.stats.total.trace == []
+    _, stats = converse(model, [row.tolist() for row in prompts(2, 97)], *WAYS[1])
+    row = stats.rows[0]
+    assert len(row.trace) == row.rounds
+    assert sum(drafted for _, drafted, _ in row.trace) == row.drafted
+    assert sum(accepted for _, _, accepted in row.trace) == row.accepted
+    positions = [emitted for emitted, _, _ in row.trace]
+    assert positions == sorted(set(positions))
+    assert stats.total.trace == []
