@@ -15,6 +15,7 @@ from ssd_infer.report import shift_plot
 from ssd_infer.report.format import plain
 from ssd_infer.report.heatmap import draw_heatmaps, grid_of
 from ssd_infer.report.rows import Report, is_sampled, ok_rows
+from ssd_infer.report.wer_speed import draw_wer_speed
 
 INK, MUTED, GRID = "#1f2937", "#6b7280", "#e5e7eb"
 COLOURS = ("#2563eb", "#ea580c", "#059669", "#9333ea", "#db2777", "#0891b2", "#ca8a04", "#475569")
@@ -54,6 +55,11 @@ def draw_charts(report: Report) -> list[Chart]:
             "Speedup over the fastest plain decoding",
             "Bars are measured, whiskers the 95 % interval; 1 is plain decoding.",
             _speedups,
+        ),
+        (
+            "Word error rate against speed",
+            "Lower right is better. Left: all thresholds of the two gates. Right: the rows of this report.",
+            draw_wer_speed,
         ),
         (
             "Acceptance by position",

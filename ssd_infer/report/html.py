@@ -23,6 +23,7 @@ from ssd_infer.report.rows import (
     other_rows,
 )
 from ssd_infer.report.searches import HEAD, search_cells
+from ssd_infer.report.speech import NOTE, SETS_HEAD, SPEECH_HEAD, entropy_line, sets_table, speech_table
 
 
 def text(value: object) -> str:
@@ -67,6 +68,7 @@ def render_html(report: Report) -> str:
         _warnings(report["verdict"]["warnings"]),
         _section("Strategies", _strategies(report)),
         _searches(report),
+        _speech(report),
         _section("Plots", figures(draw_charts(report))),
         _section("Losslessness", _lossless(report)),
         '<div class="two">'
@@ -182,6 +184,18 @@ def _strategies(report: Report) -> str:
     rows = [_measured(row, row["name"] == best) for row in ok_rows(report)]
     rows += [_unmeasured(row, len(head)) for row in other_rows(report)]
     return html_table(head, rows, range(3, len(head)))
+
+
+def _speech(report: Report) -> str:
+    rows, sets = speech_table(report), sets_table(report)
+    if not rows:
+        return ""
+    body = f'<p class="muted">{text(NOTE)}</p>'
+    body += html_table(SPEECH_HEAD, [table_row(cells, 1) for cells in rows], range(1, len(SPEECH_HEAD)))
+    body += f'<p class="muted">{text(entropy_line(report))}</p>'
+    if sets:
+        body += html_table(SETS_HEAD, [table_row(cells, 2) for cells in sets], range(2, len(SETS_HEAD)))
+    return _section("Speech", body)
 
 
 def _measured(row: Row, best: bool) -> str:

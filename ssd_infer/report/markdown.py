@@ -11,6 +11,7 @@ from ssd_infer.report.format import bytes_text, interval, number, params_text, p
 from ssd_infer.report.format import markdown as md
 from ssd_infer.report.rows import STATUS_TEXT, Report, find_row, headline, ok_rows, other_rows
 from ssd_infer.report.searches import HEAD, search_cells
+from ssd_infer.report.speech import NOTE, SETS_HEAD, SPEECH_HEAD, entropy_line, sets_table, speech_table
 
 Cells = Iterable[object]
 
@@ -30,6 +31,7 @@ def render_markdown(report: Report) -> str:
         "## Strategies\n\n" + _strategies(report),
         _searches(report),
         _shift(report),
+        _speech(report),
         _per_task(report),
         "## Not measured\n\n" + _reasons(report),
         "## Plain decoding and what a user would pick instead\n\n" + _others(report),
@@ -104,6 +106,20 @@ def _strategy_cells(row: dict[str, Any]) -> list[object]:
         number(row["extra"].get("repetition", {}).get("distinct_3")),
         bytes_text(row["memory"]["extra_bytes"]),
     ]
+
+
+def _speech(report: Report) -> str:
+    rows, sets = speech_table(report), sets_table(report)
+    if not rows:
+        return ""
+    parts = [
+        "## Speech",
+        NOTE,
+        table(SPEECH_HEAD, rows),
+        entropy_line(report),
+        *([table(SETS_HEAD, sets)] if sets else []),
+    ]
+    return "\n\n".join(part for part in parts if part)
 
 
 def _per_task(report: Report) -> str:

@@ -58,7 +58,12 @@ def exit_code(report: Report) -> int:
 
 
 def headline(report: Report) -> str:
-    """Say the verdict in one sentence, from the report's own fields."""
+    """Say the verdict in one sentence, from the report's own fields, and what the run found beside it."""
+    also = report["verdict"].get("extra", {}).get("also")
+    return f"{_headline(report)} {also}" if also else _headline(report)
+
+
+def _headline(report: Report) -> str:
     verdict = report["verdict"]
     row = find_row(report, verdict["best_strategy"])
     if row is None:

@@ -73,14 +73,24 @@ def _plain(decoder: Any, encoded: Any, limits: list[int], out: Decoded) -> None:
         out.rows[row.index].tokens, out.rows[row.index].route = row.tokens, PLAIN
 
 
+def draft_of(model: Any, encoded: Any, params: CTCDraftParams) -> list[Draft]:
+    """Return every row's greedy CTC transcript."""
+    return _draft(model, encoded, params)[1]
+
+
+def _draft(model: Any, encoded: Any, params: CTCDraftParams) -> tuple[Tensor, list[Draft]]:
+    """Return the CTC posteriors `(B, T, V)` and every row's transcript."""
+    config = model.config
+    table = posteriors(encoded.ctc_logits, special_ids(config), params.temperature_ctc)
+    how, frames = params.entropy_agg, params.entropy_frames
+    return table, draft(table, encoded.lengths, config.blank_token_id, how, frames)
+
+
 def _drafts(model: Any, encoded: Any, params: CTCDraftParams, out: Decoded) -> tuple[Tensor, list[Draft]]:
-    """Return the CTC posteriors `(B, T, V)` and every row's transcript, at most `draft_max_tokens` long."""
-    config, most = model.config, params.draft_max_tokens
+    """Return posteriors and transcripts, these at most `draft_max_tokens` long; note their length and entropy."""
+    most = params.draft_max_tokens
     with out.timed("ctc"):
-        table = posteriors(encoded.ctc_logits, special_ids(config), params.temperature_ctc)
-        drafts = draft(
-            table, encoded.lengths, config.blank_token_id, params.entropy_agg, params.entropy_frames
-        )
+        table, drafts = _draft(model, encoded, params)
     for row, item in zip(out.rows, drafts, strict=True):
         if most is not None:
             del item.tokens[most:], item.frames[most:]

@@ -76,6 +76,7 @@ def _verify(
     prompt, eos = list(decoder.prompt), decoder.eos
     tokens = [drafts[row.index].tokens[: row.limit] for row in queue]
     logits = step(decoder, state, [prompt + row for row in tokens], out.work)
+    out.work.verifies += 1
     first = len(prompt) - 1
     q = likelihoods(logits, tokens, first, eos)
     doubtful = (q < params.theta_lm).tolist()

@@ -38,7 +38,15 @@ class Work:
     """Passes of the decoder, and the token positions they computed, padding included."""
 
     forwards: int = 0
+    verifies: int = 0
+    """Those of them that scored a whole draft."""
     positions: int = 0
+
+    def add(self, other: Work) -> None:
+        """Add the work of another batch."""
+        self.forwards += other.forwards
+        self.verifies += other.verifies
+        self.positions += other.positions
 
 
 def step(decoder: Any, state: Any, rows: list[list[int]], work: Work) -> Tensor:

@@ -56,6 +56,7 @@ def _round(
     """Verify every row's tail in one pass and take what matches, plus the decoder's own next token."""
     fed = [row.pending + tails[row.index][: row.limit - len(row.tokens)] for row in rows]
     table = step(decoder, state, fed, out.work).argmax(dim=-1).tolist()
+    out.work.verifies += 1
     for row, tokens, choices in zip(rows, fed, table, strict=True):
         first = len(row.pending) - 1
         tail = tokens[first + 1 :]

@@ -32,6 +32,7 @@ def rescore(encoded: Any, table: Tensor, decoder: Any, blank: int, limits: list[
         state = decoder.start(encoded.select(owners))
         prompt = list(decoder.prompt)
         logits = step(decoder, state, [prompt + row for row in tokens], out.work)
+        out.work.verifies += 1
         scores = _scores(logits[:, len(prompt) - 1 :], tokens, decoder.eos)
     totals = [
         score + CTC_WEIGHT * ctc for score, ctc in zip(scores, (i[1] for f in found for i in f), strict=True)
@@ -53,6 +54,7 @@ def substitute(
         prompt = list(decoder.prompt)
         state = decoder.start(encoded)
         logits = step(decoder, state, [prompt + row for row in tokens], out.work)
+        out.work.verifies += 1
         spoken = torch.log_softmax(logits[:, len(prompt) - 1 :].float(), dim=-1)
         for row, (result, item) in enumerate(zip(out.rows, drafts, strict=True)):
             ends = [*item.frames[1:], int(encoded.lengths[row])]

@@ -1,0 +1,240 @@
+"""Choose the gate thresholds of a checkpoint on a dev set: the fastest setting whose word error rate is allowed.
+
+Everything any threshold could need is computed once an utterance: CTC text and entropy, the decoder's likelihoods of
+the draft, and greedy continuations from every prefix some threshold would keep. A grid of thresholds is then a table
+look-up, and its speed a sum of measured costs. Thresholds do not transfer between vocabularies or checkpoints.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from ssd_infer.speech.ctc import Draft
+from ssd_infer.speech.decode import decode, draft_of, token_limits
+from ssd_infer.speech.gates import likelihoods
+from ssd_infer.speech.greedy import Row, Work, finish, step
+from ssd_infer.speech.manifest import Utterance
+from ssd_infer.speech.params import CTCDraftParams
+from ssd_infer.speech.recognise import batches, encode
+from ssd_infer.speech.result import Timer
+from ssd_infer.speech.scoring import Edits, total, words
+
+PAPER_INCREASE = 0.14
+"""Relative WER increase of the paper's fast setting (6.56 against 5.75): arXiv 2603.11243, table 1."""
+OFF = 2.0
+THETAS_LM = (0.0, 0.001, 0.003, 0.01, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, OFF)
+"""Gate 2 from accepting everything to rejecting everything without a pass."""
+MOST_THETAS_CTC = 40
+BATCH = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Seconds measured at batch size 1: features and encoder, CTC draft, verify pass, decoder step; per utterance."""
+
+    encode: float
+    ctc: float
+    verify: float
+    step: float
+
+
+@dataclass(slots=True)
+class Case:
+    """What one dev utterance gives under any thresholds."""
+
+    draft: Draft
+    likelihoods: list[float]
+    """q_j of each draft token, then of EOS unless the limit ends it."""
+    ctc: Edits
+    plain: Edits
+    steps: int
+    """Decoder steps of plain decoding."""
+    resumed: dict[int, tuple[Edits, int]] = field(default_factory=dict)
+    """Kept prefix → word edits of the fallback's text, and the decoder steps it took after the verify pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One pair of thresholds on the dev set; `theta_ctc` None is gate 1 off."""
+
+    theta_ctc: float | None
+    theta_lm: float
+    wer: float
+    speedup: float
+    """Predicted from the measured costs at batch size 1."""
+    routes: dict[str, float]
+
+
+@dataclass(slots=True)
+class Calibration:
+    """The whole curve, and what it was measured against."""
+
+    points: list[Point]
+    plain_wer: float
+    ctc_wer: float
+    utterances: int
+    costs: Costs
+
+    def fastest(self, increase: float) -> Point | None:
+        """Return the fastest point whose WER is at most (1 + `increase`) times that of plain decoding."""
+        limit = self.plain_wer * (1 + increase) + 1e-12
+        allowed = [point for point in self.points if point.wer <= limit]
+        return max(allowed, key=lambda point: (point.speedup, -point.wer), default=None)
+
+    def most_accurate(self) -> Point:
+        """Return the point of lowest WER, the fastest of several."""
+        return min(self.points, key=lambda point: (point.wer, -point.speedup))
+
+    @property
+    def undertrained(self) -> str | None:
+        """Say that the decoder is worse than the head it should correct, or None."""
+        if self.plain_wer <= self.ctc_wer:
+            return None
+        return (
+            "the verifier is undertrained: on the dev set the decoder alone has a WER of "
+            f"{100 * self.plain_wer:.1f} %, the CTC head alone {100 * self.ctc_wer:.1f} %; "
+            "verification can lower quality, train the decoder longer "
+            "or decode with ctc_draft:ctc_only"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data for the report."""
+        return {
+            "points": [asdict(point) for point in self.points],
+            "plain_wer": self.plain_wer,
+            "ctc_wer": self.ctc_wer,
+            "utterances": self.utterances,
+            "costs": asdict(self.costs),
+        }
+
+
+def calibrate(model: Any, processor: Any, dev: Sequence[Utterance], costs: Costs) -> Calibration:
+    """Return the curve of WER and predicted speed over both thresholds, measured on `dev`."""
+    cases = [case for batch in _batched(dev) for case in _cases(model, processor, batch)]
+    thetas: list[float | None] = [
+        None,
+        *_candidates([case.draft.entropy for case in cases if case.draft.tokens]),
+    ]
+    points = [_point(cases, first, second, costs) for second in THETAS_LM for first in thetas]
+    return Calibration(
+        points,
+        total([case.plain for case in cases]).rate,
+        total([case.ctc for case in cases]).rate,
+        len(cases),
+        costs,
+    )
+
+
+def _batched(dev: Sequence[Utterance]) -> list[list[Utterance]]:
+    lengths = [len(item.samples) for item in dev]
+    return [[dev[index] for index in batch] for batch in batches(lengths, BATCH)]
+
+
+@torch.inference_mode()
+def _cases(model: Any, processor: Any, batch: list[Utterance]) -> list[Case]:
+    """Compute everything thresholds could ask for of one batch."""
+    decoder, config = model.decoder, model.config
+    encoded = encode(model, processor, [item.samples for item in batch], Timer())
+    drafts, limits = draft_of(model, encoded, CTCDraftParams()), token_limits(encoded)
+    tokens = [item.tokens[:limit] for item, limit in zip(drafts, limits, strict=True)]
+    prompt = list(decoder.prompt)
+    logits = step(decoder, decoder.start(encoded), [prompt + row for row in tokens], Work())
+    table = likelihoods(logits, tokens, len(prompt) - 1, config.eos_token_id).tolist()
+    texts = [item.text for item in batch]
+    plain = [row.tokens for row in decode(model, encoded, None).rows]
+    ctc = words(texts, [_text(processor, row) for row in tokens])
+    spoken = words(texts, [_text(processor, row) for row in plain])
+    cases = [
+        Case(
+            drafts[i],
+            table[i][: len(tokens[i]) + (len(tokens[i]) < limits[i])],
+            ctc[i],
+            spoken[i],
+            _steps(plain[i], limits[i], 0),
+        )
+        for i in range(len(batch))
+    ]
+    _resume(model, processor, encoded, cases, tokens, limits, texts)
+    return cases
+
+
+def _resume(
+    model: Any,
+    processor: Any,
+    encoded: Any,
+    cases: list[Case],
+    tokens: list[list[int]],
+    limits: list[int],
+    texts: list[str],
+) -> None:
+    """Decode greedily after every prefix that some θ_LM would keep."""
+    decoder = model.decoder
+    jobs = []
+    for index, case in enumerate(cases):
+        found = {_cut(case, theta) for theta in THETAS_LM if theta <= 1}
+        jobs += [(index, kept) for kept in sorted(kept for kept in found if kept is not None)]
+    for start in range(0, len(jobs), 2 * BATCH):
+        part = jobs[start : start + 2 * BATCH]
+        rows = [
+            Row(place, limits[index], tokens[index][:kept], list(decoder.prompt) + tokens[index][:kept])
+            for place, (index, kept) in enumerate(part)
+        ]
+        going = [row for row in rows if len(row.tokens) < row.limit]
+        if going:
+            state = decoder.start(encoded.select([part[row.index][0] for row in going]))
+            finish(decoder, state, going, Work())
+        for row, (index, kept) in zip(rows, part, strict=True):
+            edits = words([texts[index]], [_text(processor, row.tokens)])[0]
+            cases[index].resumed[kept] = (edits, max(0, _steps(row.tokens, row.limit, kept) - 1))
+
+
+def _steps(tokens: list[int], limit: int, kept: int) -> int:
+    """Return the decoder passes that emit `tokens` after `kept` of them, EOS included unless the limit ended it."""
+    return len(tokens) - kept + (len(tokens) < limit)
+
+
+def _cut(case: Case, theta: float) -> int | None:
+    """Return the first place gate 2 doubts at θ_LM = `theta`, or None."""
+    return next((place for place, q in enumerate(case.likelihoods) if q < theta), None)
+
+
+def _candidates(entropies: list[float]) -> list[float]:
+    """Return thresholds between neighbouring entropies, at most `MOST_THETAS_CTC`, evenly spread over the drafts."""
+    ordered = sorted(set(entropies))
+    middles = [(low + high) / 2 for low, high in itertools.pairwise(ordered)]
+    every = max(1, math.ceil(len(middles) / MOST_THETAS_CTC))
+    return [*middles[::every], *([ordered[-1] * 1.05] if ordered else [])]
+
+
+def _point(cases: list[Case], theta_ctc: float | None, theta_lm: float, costs: Costs) -> Point:
+    """Look one pair of thresholds up."""
+    edits, seconds, plain = [], 0.0, 0.0
+    routes = {"gate": 0, "verify": 0, "fallback": 0}
+    for case in cases:
+        seconds += costs.encode + costs.ctc
+        plain += costs.encode + case.steps * costs.step
+        if theta_ctc is not None and case.draft.tokens and case.draft.entropy <= theta_ctc:
+            route, found = "gate", case.ctc
+        elif theta_lm > 1:
+            route, found = "fallback", case.plain
+            seconds += case.steps * costs.step
+        else:
+            cut = _cut(case, theta_lm)
+            route = "verify" if cut is None else "fallback"
+            found, steps = (case.ctc, 0) if cut is None else case.resumed[cut]
+            seconds += costs.verify + steps * costs.step
+        routes[route] += 1
+        edits.append(found)
+    shares = {name: count / len(cases) for name, count in routes.items()}
+    return Point(theta_ctc, theta_lm, total(edits).rate, plain / seconds, shares)
+
+
+def _text(processor: Any, tokens: list[int]) -> str:
+    text: str = processor.decode(tokens) if tokens else ""
+    return text

@@ -1,0 +1,167 @@
+"""The report of a speech checkpoint: every decoder a row, thresholds chosen on dev, encoder time on both sides."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import ssd_infer
+from ssd_infer.errors import ConfigError, DataError
+from ssd_infer.evaluation import evaluate
+from ssd_infer.models.asr_processor import ASRFeatureExtractor, CTCASRProcessor, character_tokenizer
+from ssd_infer.report.html import render_html
+from ssd_infer.report.markdown import render_markdown
+from ssd_infer.report.rows import exit_code, headline
+from ssd_infer.report.write import read_report
+from ssd_infer.settings import EvalSettings
+from ssd_infer.speech.calibrated import thresholds_of
+from ssd_infer.speech.manifest import Utterance, save_utterances
+from tests.speech.support import MELS, tiny_asr
+
+RATE = 8000
+
+
+def utterances(loaded: Any, count: int, seed: int) -> list[Utterance]:
+    """Return noise that says what plain decoding hears in it, every third time with a word more."""
+    rng = np.random.default_rng(seed)
+    waves = [(0.1 * rng.normal(size=3000 + 700 * index)).astype(np.float32) for index in range(count)]
+    texts = ssd_infer.transcribe(loaded, waves, RATE).texts
+    said = [f"{text} x" if index % 3 == 0 or not text else text for index, text in enumerate(texts)]
+    return [Utterance(torch.from_numpy(wave), text, "") for wave, text in zip(waves, said, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run") / "run"
+    checkpoint = folder / "checkpoints" / "step-7"
+    tiny_asr(0, 31, eos=1.0).float().save_pretrained(checkpoint)
+    CTCASRProcessor(ASRFeatureExtractor(MELS, RATE), character_tokenizer()).save_pretrained(checkpoint)
+    loaded = ssd_infer.load(checkpoint, dtype="float32", device="cpu")
+    for seed, (name, count) in enumerate({"dev": 9, "test": 6, "test_voice": 4}.items()):
+        save_utterances(folder / "heldout" / name, utterances(loaded, count, seed), RATE)
+    return checkpoint
+
+
+def settings(checkpoint: Path, **changes: Any) -> EvalSettings:
+    return EvalSettings(**{"checkpoint": str(checkpoint), "device": "cpu", "repeats": 2} | changes)
+
+
+@pytest.fixture(scope="module")
+def report(run: Path) -> dict[str, Any]:
+    evaluate(settings(run))
+    return read_report(run / "report")
+
+
+def test_every_decoder_is_a_row_at_both_batch_sizes(report: dict[str, Any]) -> None:
+    variants = ["", ":lossless", ":verify_only", ":gate_only", ":ctc_only", ":same_wer", ":best_wer"]
+    names = {row["name"]: row for row in report["strategies"]}
+    for suffix in ("", ":b8"):
+        assert [row["name"] for row in report["baselines"] if row["name"].endswith(suffix)]
+        for variant in variants:
+            row = names[f"ctc_draft{variant}{suffix}"]
+            assert row["status"] == "ok"
+            assert row["speed"]["against"] == f"ar_greedy{suffix}"
+            assert sum(row["extra"]["speech"]["routes"].values()) == pytest.approx(1.0)
+            assert row["extra"]["speech"]["encoder_share"] > 0
+            assert row["extra"]["speech"]["utterances"] == 10
+            assert row["lossless"]["claimed"] == (variant == ":lossless")
+    assert {row["name"] for row in report["peers"]} == {
+        f"{name}{suffix}" for name in ("sasd", "rescoring") for suffix in ("", ":b8")
+    } | {"transformers_generate"}
+    assert names["early_exit"]["status"] == "not_applicable"
+    assert "takes audio" in names["early_exit"]["reason"]
+
+
+def test_the_lossless_row_passes_and_wins(report: dict[str, Any]) -> None:
+    rows = {row["name"]: row for row in report["strategies"]}
+    for name in ("ctc_draft:lossless", "ctc_draft:lossless:b8"):
+        assert rows[name]["lossless"]["verdict"] == "pass"
+        assert rows[name]["extra"]["speech"]["wer"] == report["baselines"][0]["extra"]["speech"]["wer"]
+        assert rows[name]["extra"]["speech"]["exact_match"] == 1.0
+    assert report["verdict"]["best_strategy"] == "ctc_draft:lossless"
+    assert exit_code(report) == 0
+    assert "word error rate" in headline(report)
+
+
+def test_thresholds_in_nats_and_relative_to_the_vocabulary(report: dict[str, Any], run: Path) -> None:
+    row = next(row for row in report["strategies"] if row["name"] == "ctc_draft:gate_only")
+    speech = row["extra"]["speech"]
+    if speech["theta_ctc_nats"] is not None:
+        assert speech["theta_ctc_relative"] == pytest.approx(speech["theta_ctc_nats"] / math.log(31))
+    curve = next(row["extra"]["calibration"] for row in report["strategies"] if row["name"] == "ctc_draft")
+    assert len(curve["points"]) > 20
+    assert curve["utterances"] == 9
+    off = [point for point in curve["points"] if point["theta_ctc"] is None and point["theta_lm"] > 1]
+    assert [point["wer"] for point in off] == [curve["plain_wer"]], "both gates off is plain decoding"
+    for point in curve["points"]:
+        assert sum(point["routes"].values()) == pytest.approx(1.0)
+    saved = thresholds_of(ssd_infer.load(run, dtype="float32", device="cpu").model)
+    same = next(row for row in report["strategies"] if row["name"] == "ctc_draft:same_wer")
+    if same["params"]["theta_ctc"] is not None:
+        assert saved["theta_ctc"] == pytest.approx(same["params"]["theta_ctc"], rel=1e-3)
+
+
+def test_the_curve_tells_what_decoding_does(run: Path) -> None:
+    """The table look-up of every third point equals decoding the dev set at that point."""
+    from ssd_infer.speech.calibration import Costs, calibrate
+    from ssd_infer.speech.manifest import heldout_sets, read_manifest, read_utterances
+    from ssd_infer.speech.scoring import total, words
+
+    loaded = ssd_infer.load(run, dtype="float32", device="cpu")
+    dev, _ = read_utterances(read_manifest(heldout_sets(run)["dev"]), RATE)
+    found = calibrate(loaded.model, loaded.processor, dev, Costs(1.0, 0.1, 0.5, 0.2))
+    waves = [item.samples for item in dev]
+    for point in found.points[::3]:
+        params = {"theta_ctc": point.theta_ctc, "theta_lm": point.theta_lm}
+        out = ssd_infer.transcribe(loaded, waves, RATE, draft="ctc_draft", draft_params=params)
+        edits = total(words([item.text for item in dev], out.texts))
+        assert edits.rate == point.wer, point
+        shares = {name: out.routes.count(name) / len(dev) for name in point.routes}
+        assert shares == pytest.approx(point.routes)
+
+
+def test_both_renderings_show_the_speech_table(report: dict[str, Any]) -> None:
+    text, page = render_markdown(report), render_html(report)
+    for shown in (text, page):
+        assert "RTFx" in shown
+        assert "test_voice" in shown.replace("\\_", "_")
+    assert text == render_markdown(json.loads(json.dumps(report)))
+    assert "Word error rate against speed" in page
+
+
+def test_one_draft_with_given_thresholds(run: Path, tmp_path: Path) -> None:
+    given = {"theta_ctc": 1.5, "theta_lm": 0.02}
+    found = evaluate(settings(run, draft="ctc_draft", draft_params=given, out=str(tmp_path), repeats=1))
+    rows = [row for row in found["strategies"] if row["status"] == "ok"]
+    assert [row["name"] for row in rows] == ["ctc_draft", "ctc_draft:b8"]
+    assert rows[0]["params"] == given
+
+
+def test_an_undertrained_verifier_is_said() -> None:
+    from ssd_infer.speech.calibration import Calibration, Costs
+
+    worse = Calibration([], 0.21, 0.06, 50, Costs(1, 1, 1, 1))
+    assert "undertrained" in str(worse.undertrained)
+    assert Calibration([], 0.05, 0.06, 50, Costs(1, 1, 1, 1)).undertrained is None
+
+
+def test_wrong_speech_is_refused_before_measuring(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="tasks: is no speech task"):
+        evaluate(settings(run, tasks=["copy"]))
+    with pytest.raises(ConfigError, match="draft: is no draft for speech"):
+        evaluate(settings(run, draft="early_exit"))
+    with pytest.raises(ConfigError, match=r"draft_params\.theta_x: is not a parameter"):
+        evaluate(settings(run, draft="ctc_draft", draft_params={"theta_x": 1}))
+    (tmp_path / "a.jsonl").write_text('{"audio": "missing.wav", "text": "a"}\n')
+    with pytest.raises(DataError, match="1 of 1 audio files cannot be used"):
+        evaluate(settings(run, tasks=[f"file:{tmp_path / 'a.jsonl'}"]))
+    wordless = [Utterance(torch.rand(4000), "...", "")]
+    save_utterances(tmp_path / "b", wordless, RATE)
+    with pytest.raises(DataError, match="holds no word"):
+        evaluate(settings(run, tasks=[f"file:{tmp_path / 'b' / 'manifest.jsonl'}"]))
