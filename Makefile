@@ -12,9 +12,11 @@ TEST_JOBS ?= 2
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 WANDB_MODE=offline \
 	$(PY) -m pytest --numprocesses $(TEST_JOBS) --dist loadfile
 RUN_NAME ?= default
+DEEPSPEED_ENV := PYTHONPATH=$(CURDIR)/$(VENV)/deepspeed PATH=$(CURDIR)/$(VENV)/deepspeed/bin:$(CURDIR)/$(VENV)/bin:$$PATH \
+	TORCH_EXTENSIONS_DIR=$(CURDIR)/$(VENV)/torch_extensions DS_ACCELERATOR=cpu
 OLDEST_TRANSFORMERS := 5.19.0
 
-.PHONY: demo test checks bench test-oldest clean
+.PHONY: demo test checks bench test-deepspeed test-oldest clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.installed
@@ -34,6 +36,13 @@ bench: $(VENV)/.installed-dev
 	$(PY) scripts/bench.py train $(ARGS)
 	$(if $(CHECKPOINT),$(PY) scripts/bench.py decode $(CHECKPOINT))
 
+# The engines that need DeepSpeed. It comes as source and, on a CPU, builds a small extension at its first run; both are
+# kept beside the environment, which stays without it. Without a C++ compiler these engines cannot run, and are not tested.
+test-deepspeed: $(VENV)/.installed-deepspeed
+	@if [ -d $(VENV)/deepspeed ]; then \
+	  $(DEEPSPEED_ENV) $(PYTEST) tests/train/test_engines.py tests/train/test_launchers.py -k "deepspeed or zero" $(ARGS); \
+	else echo "DeepSpeed was not tested: this machine has no C++ compiler." >&2; fi
+
 # The lower end of the supported range of transformers; the tested set is the upper end.
 test-oldest: $(VENV)/.installed-oldest
 	PYTHONPATH=$(CURDIR)/$(VENV)/oldest $(PYTEST) tests/infer $(ARGS)
@@ -50,6 +59,16 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "Installing the development tools into $(VENV)."
 	$(PIP) --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.installed-deepspeed: $(VENV)/.installed-dev
+	@if command -v c++ >/dev/null; then \
+	  echo "Installing DeepSpeed into $(VENV)/deepspeed and building its extension; minutes the first time."; \
+	  DS_BUILD_OPS=0 $(PIP) --no-build-isolation --no-deps --upgrade --target $(VENV)/deepspeed \
+	    deepspeed einops hjson msgpack ninja py-cpuinfo && \
+	  $(DEEPSPEED_ENV) $(PY) -c "from deepspeed.accelerator import get_accelerator as a; \
+	    a().create_op_builder('ShareMemCommBuilder').load()"; \
+	fi
 	@touch $@
 
 $(VENV)/.installed-oldest: $(VENV)/.installed-dev

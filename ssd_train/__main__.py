@@ -2,6 +2,9 @@
 
     python -m ssd_train +recipe=layerskip [key=value ...]
 
+The same arguments follow `accelerate launch -m ssd_train`, `torchrun --nproc_per_node N -m ssd_train`,
+`deepspeed --module ssd_train` and `srun`; `engine=` says how the processes share the work.
+
 Smoke run on a CPU, seconds long:
 
     python -m ssd_train +recipe=layerskip model=tiny data.block_size=64 train.max_steps=2 tracking=none \
@@ -69,6 +72,8 @@ def _swept_keys() -> set[str]:
 
 def main() -> None:
     """Run the command line and exit with its code."""
+    # The `deepspeed` launcher adds --local_rank=N, which the environment says as well.
+    sys.argv[1:] = [argument for argument in sys.argv[1:] if not argument.startswith("--local_rank=")]
     register()
     sys.exit(launch("train", run, settings_of, _LISTS))
 

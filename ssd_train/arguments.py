@@ -12,6 +12,7 @@ from transformers import TrainingArguments
 from ssd_infer.engine.devices import device_problems
 from ssd_infer.errors import ConfigError, Problem
 from ssd_train.config.schema import Root
+from ssd_train.engines.arguments import engine_arguments
 
 
 def check_device(cfg: Root) -> None:
@@ -54,6 +55,7 @@ def training_arguments(cfg: Root, run_dir: Path, report_to: list[str] | None = N
         ddp_find_unused_parameters=False,
         disable_tqdm=True,
         report_to=report_to or "none",
+        **engine_arguments(cfg),
         **_optimisation(cfg),
         **_checkpointing(train.activation_checkpointing),
     )

@@ -47,11 +47,15 @@ class ExitModel:
         return len(self.layers)
 
     def normed(self, hidden: Tensor, *, detach: bool = False) -> Tensor:
-        """Return norm(hidden); `detach` keeps the gradient out of the norm's own parameters."""
+        """Return norm(hidden); `detach` keeps the gradient out of the norm's own parameters.
+
+        The norm's `forward` is called past its hooks: those of a sharding wrapper belong to the model's own pass.
+        """
         if not detach:
-            return self.norm(hidden)  # type: ignore[no-any-return]
-        frozen = {name: parameter.detach() for name, parameter in self.norm.named_parameters()}
-        out: Tensor = functional_call(self.norm, frozen, (hidden,))
+            return self.norm.forward(hidden)  # type: ignore[no-any-return]
+        bare = _Bare(self.norm)
+        frozen = {name: parameter.detach() for name, parameter in bare.named_parameters()}
+        out: Tensor = functional_call(bare, frozen, (hidden,))
         return out
 
     @contextmanager
@@ -94,6 +98,17 @@ class ExitModel:
                 f"{type(self.model).__name__} changes its logits after the head (soft-capping or scaling), so an exit "
                 "cannot be trained through lm_head(norm(x)); use a Llama-type model"
             )
+
+
+class _Bare(nn.Module):
+    """A module without its hooks."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *args: Any) -> Any:
+        return self.inner.forward(*args)
 
 
 def _first(owner: nn.Module, names: Sequence[str], model: nn.Module, what: str) -> Any:

@@ -67,15 +67,6 @@ def _remedy(key: str, then: Any) -> str:
     return f"set {key}={'null' if then is None else then}, "
 
 
-def check_same_world(now: int, then: int) -> None:
-    """Say aloud that another number of processes gives another batch, so the curve is no longer the same run's."""
-    if now != then:
-        logger.warning(
-            "the run was on %d processes and is now on %d: each step sees %s samples, and the curve will differ",
-            *(then, now, "more" if now > then else "fewer"),
-        )
-
-
 def _flatten(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         for name, part in value.items():

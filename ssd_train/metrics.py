@@ -46,9 +46,11 @@ class RatioSums:
         return {name: pair.tolist() for name, pair in self._sums.items()}
 
     def load(self, state: Mapping[str, list[float]], device: torch.device) -> None:
-        """Continue from sums that `state` returned."""
+        """Add sums that `state` returned, of this rank or of another."""
         dtype = torch.float32 if device.type == "mps" else torch.float64
-        self._sums = {name: torch.tensor(pair, dtype=dtype, device=device) for name, pair in state.items()}
+        for name, pair in state.items():
+            loaded = torch.tensor(pair, dtype=dtype, device=device)
+            self._sums[name] = self._sums[name] + loaded if name in self._sums else loaded
 
 
 class MetricsFile:

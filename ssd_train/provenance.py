@@ -26,6 +26,7 @@ _PACKAGES = (
     "hydra-core",
     "omegaconf",
     "wandb",
+    "deepspeed",
 )
 
 

@@ -14,15 +14,19 @@ from typing import Any
 import torch
 import yaml
 from filelock import FileLock, Timeout
+from torch import nn
 from transformers import TrainingArguments
 
 from ssd_infer.errors import DataError, SSDError
 from ssd_infer.evaluation.identity import command_line
-from ssd_train import provenance, recipes, tracking
+from ssd_train import preflight, provenance, recipes, stopping, tracking
 from ssd_train.arguments import check_device, training_arguments
 from ssd_train.checkpoints import CheckpointStore, read_record
 from ssd_train.config.schema import Root
-from ssd_train.identity import check_same_run, check_same_world, identity
+from ssd_train.engines import elastic
+from ssd_train.engines.launcher import first_for_all, rank, whole_weights
+from ssd_train.failures import explained
+from ssd_train.identity import check_same_run, identity
 from ssd_train.metrics import MetricsFile, replace_text
 from ssd_train.optimizers import custom_optimizer
 from ssd_train.progress import ProgressCallback
@@ -50,8 +54,10 @@ def train(cfg: Root) -> Path:
         checkpoint = _open_run(cfg, args, stack)
         data = recipe.build_data(cfg, run_dir)
         _check_enough(cfg, args, data)
-        model = recipe.build_model(cfg, data)
-        recipe.prepare(model)
+        with whole_weights(args):
+            model = recipe.build_model(cfg, data)
+            recipe.prepare(model)
+        _announce(cfg, args, model, data.sample_tokens)
         tracker = stack.enter_context(tracking.start(cfg, run_dir))
         args.report_to = tracker.report_to
         trainer = SSDTrainer(
@@ -69,15 +75,19 @@ def train(cfg: Root) -> Path:
             optimizer=custom_optimizer(cfg),
         )
         progress = ProgressCallback(
-            cfg.train.batch_size * cfg.train.grad_accum * args.world_size * data.sample_tokens
+            args.train_batch_size * args.gradient_accumulation_steps * args.world_size * data.sample_tokens
         )
         stack.callback(progress.close)
         trainer.add_callback(progress)
         reporter = Reporter(cfg, run_dir, tracker)
         trainer.on_checkpoint = reporter.every_checkpoint
-        _fit(trainer, cfg, checkpoint)
+        with trainer.stop:
+            _fit(trainer, cfg, checkpoint)
+            if trainer.is_world_process_zero() and trainer.stop.heard is None and not trainer.stop.stopping:
+                with trainer.stop.interruptible():
+                    reporter.final(trainer.store)
         if trainer.is_world_process_zero():
-            reporter.final(trainer.store)
+            stopping.note(run_dir, trainer.stop, trainer.state.global_step)
     return run_dir
 
 
@@ -93,27 +103,32 @@ def _open_run(cfg: Root, args: TrainingArguments, stack: ExitStack) -> Path | No
 
 
 def _prepare_run(cfg: Root, args: TrainingArguments, stack: ExitStack) -> Path | None:
-    """Lock the run directory, decide what to continue from, and write what the run is; return the checkpoint."""
+    """Lock the run directory, decide what to continue from, and write what the run is; return the checkpoint.
+
+    The first process does it for all: a checkpoint is hashed once, and the others see the same result or error.
+    """
+    checkpoint = first_for_all(args, lambda: _claim_run(cfg, stack))
+    if checkpoint is not None:
+        elastic.adapt(args, cfg.engine.name, read_record(checkpoint))
+    return checkpoint
+
+
+def _claim_run(cfg: Root, stack: ExitStack) -> Path | None:
     run_dir = cfg.run_dir
-    with args.main_process_first(desc="open the run directory"):
-        if args.process_index == 0:
-            stack.enter_context(_locked(run_dir))
-            if cfg.resume == "never":
-                stack.enter_context(_set_aside(run_dir))
-            run_dir.mkdir(parents=True, exist_ok=True)
-        store = CheckpointStore(run_dir, cfg.train.keep_last)
-        if args.process_index == 0:
-            store.clean()
-        checkpoint = store.latest()
-        if checkpoint is not None:
-            record = read_record(checkpoint)
-            check_same_run(cfg, record.get("identity", {}))
-            check_same_world(args.world_size, record.get("world_size", 1))
-        if args.process_index == 0:
-            step = 0 if checkpoint is None else int(checkpoint.name.removeprefix("step-"))
-            MetricsFile(run_dir / "metrics.jsonl").keep_until(step)
-            replace_text(run_dir / "config.yaml", config_text(cfg))
-            _note_command(run_dir)
+    stack.enter_context(_locked(run_dir))
+    if cfg.resume == "never":
+        stack.enter_context(_set_aside(run_dir))
+    run_dir.mkdir(parents=True, exist_ok=True)
+    store = CheckpointStore(run_dir, cfg.train.keep_last)
+    store.clean()
+    checkpoint = store.latest()
+    if checkpoint is not None:
+        check_same_run(cfg, read_record(checkpoint).get("identity", {}))
+    step = 0 if checkpoint is None else int(checkpoint.name.removeprefix("step-"))
+    MetricsFile(run_dir / "metrics.jsonl").keep_until(step)
+    (run_dir / stopping.STOPPED).unlink(missing_ok=True)
+    replace_text(run_dir / "config.yaml", config_text(cfg))
+    _note_command(run_dir)
     return checkpoint
 
 
@@ -125,9 +140,11 @@ def _fit(trainer: SSDTrainer, cfg: Root, checkpoint: Path | None) -> None:
         if trainer.is_world_process_zero():
             trainer.metrics_file.keep_until(step)
     if step >= cfg.train.max_steps:
-        print(f"{cfg.run_dir}: all {cfg.train.max_steps} steps are done; nothing to train")
+        if trainer.is_world_process_zero():
+            print(f"{cfg.run_dir}: all {cfg.train.max_steps} steps are done; nothing to train")
         return
-    trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    with explained(cfg.run_dir, trainer.args.world_size):
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
 
 
 def _dry_run(cfg: Root) -> Path:
@@ -145,12 +162,16 @@ def _dry_run(cfg: Root) -> Path:
             cfg.data, cache_dir=cfg.data.cache_dir or str(Path(cfg.output_root) / ".cache")
         ),
     )
-    shutil.rmtree(aside, ignore_errors=True)
+    first = rank() == 0
+    if first:  # the other ranks look at the directory only after it
+        shutil.rmtree(aside, ignore_errors=True)
     try:
         train(trial)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    print(f"dry run: one step trained, validated and saved; {cfg.run_dir} was not touched")
+        if first:
+            shutil.rmtree(aside, ignore_errors=True)
+    if first:
+        print(f"dry run: one step trained, validated and saved; {cfg.run_dir} was not touched")
     return cfg.run_dir
 
 
@@ -199,6 +220,13 @@ def _has_trained(run_dir: Path) -> bool:
     return (metrics.exists() and metrics.stat().st_size > 0) or any((run_dir / "checkpoints").glob("*"))
 
 
+def _announce(cfg: Root, args: TrainingArguments, model: nn.Module, sample_tokens: int) -> None:
+    """Print what the run will cost, on the first process."""
+    if args.process_index == 0:
+        found = preflight.costs(cfg, args, model, sample_tokens)
+        print(preflight.summary(cfg, args, found), flush=True)
+
+
 def _check_enough(cfg: Root, args: TrainingArguments, data: recipes.TrainingData) -> None:
     """Raise DataError when the data does not fill one batch on every process."""
     needed, count = cfg.train.batch_size * args.world_size, len(data.train)
@@ -214,6 +242,7 @@ def _extras(cfg: Root, recipe: recipes.Recipe) -> CheckpointExtras:
         "recipe": recipe.metadata(),
         "identity": identity(cfg),
         "provenance": provenance.collect(cfg),
+        "engine": cfg.engine.name,
     }
     return CheckpointExtras(record, {"config.yaml": config_text(cfg)})
 

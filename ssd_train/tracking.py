@@ -1,4 +1,4 @@
-"""Follow a run from outside: Weights & Biases, TensorBoard, or nothing. A failing service never stops training."""
+"""Follow a run from outside: W&B, TensorBoard, MLflow, Trackio, or nothing. A failing service never stops training."""
 
 from __future__ import annotations
 
@@ -13,22 +13,26 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 from urllib.parse import urlparse
 from uuid import uuid4
 
 from ssd_infer.errors import ConfigError, Problem
+from ssd_infer.follow import TRACKING, log_wandb_report
+from ssd_infer.report.flat import report_scalars
 from ssd_train.config.schema import Root
 
 logger = logging.getLogger(__name__)
 
-ID_FILE = "tracking.json"
+ID_FILE = TRACKING
+FINISH_SECONDS = 120.0
+"""How long the end of a run waits for a service that does not answer; what is not sent stays on disk."""
 
 
 class Tracker:
     """A run's tracking on this rank; `report_to` goes to `TrainingArguments`. The base follows nothing."""
 
-    report_to: ClassVar[list[str]] = []
+    report_to: list[str] = []  # noqa: RUF012 -- never changed in place
 
     def log_report(self, report_dir: Path, step: int | None = None) -> None:
         """Send the checkpoint report in `report_dir`, if it exists, to the service."""
@@ -73,7 +77,8 @@ def run_id(cfg: Root, run_dir: Path) -> str:
     name = "".join(char if char.isalnum() else "-" for char in f"{cfg.recipe_name}-{cfg.run_name}")
     new = f"{name[:48]}-{hashlib.sha256(seed.encode()).hexdigest()[:8]}"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"id": new}), encoding="utf-8")
+    facts = {"id": new, "project": cfg.tracking.project, "entity": cfg.tracking.entity, "name": cfg.run_name}
+    path.write_text(json.dumps({**facts, "group": cfg.recipe_name}), encoding="utf-8")
     return new
 
 
@@ -94,7 +99,7 @@ def has_credentials() -> bool:
 class WandbTracker(Tracker):
     """A W&B run, online or offline."""
 
-    report_to: ClassVar[list[str]] = ["wandb"]
+    report_to: list[str] = ["wandb"]  # noqa: RUF012
 
     def __init__(self, run: Any, run_dir: Path) -> None:
         self.run, self.run_dir = run, run_dir
@@ -110,19 +115,7 @@ class WandbTracker(Tracker):
 
     def log_report(self, report_dir: Path, step: int | None = None) -> None:
         """Send a report as one Table and, with all its files, as one Artifact."""
-        _attempt("send the report to W&B", lambda: self._log_report(Path(report_dir), step))
-
-    def _log_report(self, report_dir: Path, step: int | None) -> None:
-        import wandb
-
-        report = json.loads((report_dir / "report.json").read_text(encoding="utf-8"))
-        columns, rows = report_table(report)
-        step = report.get("identity", {}).get("step") if step is None else step
-        table = wandb.Table(columns=["step", *columns], data=[[step, *row] for row in rows])
-        self.run.log({"report": table, **report_scalars(report)})
-        artifact = wandb.Artifact(f"report-{self.run.id}", type="checkpoint-report", metadata={"step": step})
-        artifact.add_dir(str(report_dir))
-        self.run.log_artifact(artifact)
+        _attempt("send the report to W&B", lambda: log_wandb_report(self.run, Path(report_dir), step))
 
     def finish(self, exit_code: int = 0) -> None:
         """Close the run and, when it is offline, print how to send it."""
@@ -137,7 +130,7 @@ class WandbTracker(Tracker):
 class TensorboardTracker(Tracker):
     """Event files in `run_dir/tensorboard`, written by the Trainer's own callback."""
 
-    report_to: ClassVar[list[str]] = ["tensorboard"]
+    report_to: list[str] = ["tensorboard"]  # noqa: RUF012
 
     def __init__(self, run_dir: Path) -> None:
         self.directory = run_dir / "tensorboard"
@@ -158,49 +151,6 @@ class TensorboardTracker(Tracker):
                 writer.add_scalar(name, value, step)
 
 
-def report_table(report: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
-    """Return columns and one row for each baseline, peer and strategy of a report."""
-    columns = ["kind", "name", "params", "status", "verdict", "alpha", "tau", "tokens_per_second", "speedup"]
-    rows = [_plain_row("baseline", row) for row in report.get("baselines", [])]
-    rows += [_plain_row("peer", row) for row in report.get("peers", [])]
-    for row in report.get("strategies", []):
-        acceptance, speed = row.get("acceptance") or {}, row.get("speed") or {}
-        verdict = (row.get("lossless") or {}).get("verdict")
-        cells = [json.dumps(row.get("params") or {}), row.get("status"), verdict]
-        cells += [acceptance.get("alpha"), acceptance.get("tau")]
-        rows.append(["strategy", row["name"], *cells, speed.get("tokens_per_second"), speed.get("speedup")])
-    return columns, rows
-
-
-def _plain_row(kind: str, row: dict[str, Any]) -> list[Any]:
-    status, verdict = row.get("status", "ok"), row.get("verdict")
-    return [
-        kind,
-        row["name"],
-        "{}",
-        status,
-        verdict,
-        None,
-        None,
-        row.get("tokens_per_second"),
-        row.get("speedup"),
-    ]
-
-
-def report_scalars(report: dict[str, Any]) -> dict[str, float]:
-    """Return the figures worth a curve: measured speedup and acceptance of every strategy that ran."""
-    scalars: dict[str, float] = {}
-    for row in report.get("strategies", []):
-        acceptance, speed = row.get("acceptance") or {}, row.get("speed") or {}
-        found = {
-            "speedup": speed.get("speedup"),
-            "alpha": acceptance.get("alpha"),
-            "tau": acceptance.get("tau"),
-        }
-        scalars |= {f"report/{row['name']}/{key}": value for key, value in found.items() if value is not None}
-    return scalars
-
-
 def _start_wandb(cfg: Root, run_dir: Path) -> Tracker:
     if importlib.util.find_spec("wandb") is None:
         logger.warning("tracking: wandb is not installed, so the run is not tracked; pip install wandb")
@@ -213,25 +163,36 @@ def _start_wandb(cfg: Root, run_dir: Path) -> Tracker:
     for attempt in dict.fromkeys((mode, "offline")):
         run = _attempt(f"start W&B {attempt}", partial(_init_wandb, cfg, run_dir, attempt))
         if run is not None:
+            _remember(run_dir, attempt)
             return WandbTracker(run, run_dir)
     return Tracker()
+
+
+def _remember(run_dir: Path, mode: str) -> None:
+    """Note how the run is tracked, for the jobs that add reports to it."""
+    path = run_dir / ID_FILE
+    facts = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    path.write_text(json.dumps({**facts, "mode": mode}), encoding="utf-8")
 
 
 def _init_wandb(cfg: Root, run_dir: Path, mode: str) -> Any:
     import wandb
 
     run_dir.mkdir(parents=True, exist_ok=True)
+    patience: dict[str, Any] = (
+        {"finish_timeout": FINISH_SECONDS} if "finish_timeout" in wandb.Settings.model_fields else {}
+    )
     return wandb.init(
         project=cfg.tracking.project,
         entity=cfg.tracking.entity,
         id=run_id(cfg, run_dir),
         name=cfg.run_name,
         group=cfg.recipe_name,
-        resume="allow" if mode == "online" else None,
+        resume="allow" if mode in ("online", "shared") else None,
         mode=mode,  # type: ignore[arg-type]
         dir=str(run_dir),
         config=dataclasses.asdict(cfg),
-        settings=wandb.Settings(console="off", silent=True, init_timeout=60),
+        settings=wandb.Settings(console="off", silent=True, init_timeout=60, **patience),
     )
 
 
@@ -242,6 +203,42 @@ def _start_tensorboard(_cfg: Root, run_dir: Path) -> Tracker:
         )
         raise ConfigError([problem])
     return TensorboardTracker(run_dir)
+
+
+class LibraryTracker(Tracker):
+    """A service whose run transformers' own callback opens, follows and closes."""
+
+    def __init__(self, name: str) -> None:
+        self.report_to = [name]
+
+
+def _start_mlflow(cfg: Root, run_dir: Path) -> Tracker:
+    _need("mlflow")
+    import mlflow
+
+    store = f"sqlite:///{(run_dir / 'mlflow.db').resolve()}"
+    uri = os.environ.setdefault("MLFLOW_TRACKING_URI", store)
+    os.environ["MLFLOW_EXPERIMENT_NAME"] = cfg.tracking.project
+    known = run_dir / "mlflow.json"
+    run_dir.mkdir(parents=True, exist_ok=True)
+    mlflow.set_tracking_uri(uri)
+    experiment = mlflow.set_experiment(cfg.tracking.project)
+    if cfg.resume == "never" or not known.exists():
+        run = mlflow.MlflowClient().create_run(experiment.experiment_id, run_name=cfg.run_name)
+        known.write_text(json.dumps({"id": run.info.run_id}), encoding="utf-8")
+    os.environ["MLFLOW_RUN_ID"] = json.loads(known.read_text(encoding="utf-8"))["id"]
+    return LibraryTracker("mlflow")
+
+
+def _start_trackio(_cfg: Root, run_dir: Path) -> Tracker:
+    _need("trackio")
+    os.environ.setdefault("TRACKIO_DIR", str((run_dir / "trackio").resolve()))
+    return LibraryTracker("trackio")
+
+
+def _need(name: str) -> None:
+    if importlib.util.find_spec(name) is None:
+        raise ConfigError([Problem("tracking", f"needs the package {name}", name, f"pip install {name}")])
 
 
 def _start_nothing(_cfg: Root, _run_dir: Path) -> Tracker:
@@ -260,5 +257,7 @@ def _attempt(what: str, action: Callable[[], Any]) -> Any:
 _STARTERS: dict[str, Callable[[Root, Path], Tracker]] = {
     "wandb": _start_wandb,
     "tensorboard": _start_tensorboard,
+    "mlflow": _start_mlflow,
+    "trackio": _start_trackio,
     "none": _start_nothing,
 }

@@ -13,16 +13,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, Subset
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from torch.utils.data import Dataset
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 from transformers.utils.logging import disable_progress_bar
 
 from ssd_infer.errors import SSDError
 from ssd_train.checkpoints import RECORD, CheckpointStore, read_record, require_space
+from ssd_train.engines.trainer import EngineTrainer, rank_files
 from ssd_train.metrics import MetricsFile, RatioSums
 from ssd_train.randomness import untouched_randomness
-from ssd_train.recipes.base import Collator, Recipe, StepContext, batch_rows
+from ssd_train.recipes.base import Batch, Collator, Ratio, Recipe, StepContext, StepOutput, batch_rows
+from ssd_train.stopping import StopSignals
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +42,7 @@ class CheckpointExtras:
     """Text files by name."""
 
 
-class SSDTrainer(Trainer):
+class SSDTrainer(EngineTrainer):
     """`transformers.Trainer` around a recipe; everything that is not the recipe's is left to the base class."""
 
     model: nn.Module
@@ -83,6 +85,8 @@ class SSDTrainer(Trainer):
         disable_progress_bar()
         self.remove_callback(PrinterCallback)
         self.add_callback(_Flow(self))
+        self.stop = StopSignals(self)
+        self.add_callback(self.stop)
 
     # -- loss ---------------------------------------------------------------------------------------------------
 
@@ -109,11 +113,20 @@ class SSDTrainer(Trainer):
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         """Return the recipe's loss sum over the denominator of the step, scaled so that averaging ranks sums them."""
-        out = self.recipe.step(model, inputs, self._context())
-        self._samples_seen += batch_rows(inputs)
+        rows = batch_rows(inputs)
+        context = self._context(self.sample_offset(self._samples_seen, rows))
+
+        def step(inside: Any, batch: Batch) -> tuple[Tensor, StepOutput]:
+            out = self.recipe.step(inside, batch, context)
+            return out.loss_sum, out
+
+        loss_sum, out = self.inside(inputs, step)
+        self._samples_seen += rows
         self._sums.add({"loss": (out.loss_sum, out.denom), **out.loss_terms, **out.metrics})
         whole = out.denom if num_items_in_batch is None else num_items_in_batch
-        loss = out.loss_sum * (self.args.world_size / whole)
+        loss = loss_sum * (self.args.world_size / whole)
+        if self.is_deepspeed_enabled:  # its backward steps as well
+            self._refuse("loss", self.over_ranks(loss))
         return (loss, out) if return_outputs else loss
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
@@ -127,30 +140,31 @@ class SSDTrainer(Trainer):
 
     def check_finite(self) -> None:
         """Raise SSDError, before the optimizer moves any weight, unless loss and gradient are finite."""
-        step, loss = self.state.global_step + 1, self._window_loss
-        gradient = None if self.accelerator.scaler is not None else self._gradient_norm()
-        for what, value in (("loss", loss), ("gradient norm", gradient)):
-            if value is not None and not torch.isfinite(value).all():
-                raise SSDError(
-                    f"recipe {self.recipe.name}, step {step}: the {what} is {value.item()}; the step was refused "
-                    f"and the weights are those of step {step - 1}; lower train.learning_rate, set "
-                    "train.max_grad_norm=1, or look for damaged samples; the last checkpoint is intact"
-                )
+        if self._window_loss is not None:
+            self._refuse("loss", self._window_loss)
+        self._refuse("gradient norm", self.step_norm())
 
-    def _gradient_norm(self) -> Tensor | None:
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        if not gradients or self.is_deepspeed_enabled:
-            return None
-        norm = torch.nn.utils.get_total_norm(gradients)
-        return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    def _refuse(self, what: str, value: Tensor | None) -> None:
+        if value is None or torch.isfinite(value).all():
+            return
+        step = self.state.global_step + 1
+        late = self.is_deepspeed_enabled and what != "loss"
+        outcome = (
+            "spoilt the weights" if late else f"was refused and the weights are those of step {step - 1}"
+        )
+        raise SSDError(
+            f"recipe {self.recipe.name}, step {step}: the {what} is {value.item()}; the step {outcome}; "
+            "lower train.learning_rate, set train.max_grad_norm=1, or look for damaged samples; "
+            "the last checkpoint is intact"
+        )
 
-    def _context(self) -> StepContext:
+    def _context(self, sample_offset: int = 0) -> StepContext:
         step = self.state.global_step
         return StepContext(
             global_step=step,
             max_steps=self.state.max_steps,
             seed=self.args.seed,
-            sample_offset=self._samples_seen,
+            sample_offset=sample_offset,
             distributed=self.args.world_size > 1,
             detailed=(step + 1) % max(int(self.state.logging_steps), 1) == 0,
         )
@@ -178,8 +192,10 @@ class SSDTrainer(Trainer):
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         sums = RatioSums()
         with _undisturbed(self.model):
-            for batch in self._validation_batches(dataset):
-                sums.add(self.recipe.evaluate(self.model, self._prepare_inputs(batch), self._context()))
+            for batch, offset, counts in self.validation_batches(dataset):
+                ratios = self._measure(batch, offset)
+                sums.add(ratios if counts else _nothing(ratios))
+        self.reshard()
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in sums.drain(self._reduce).items()}
         self._evaluated = (self.state.global_step, metrics)
         self.log(dict(metrics))
@@ -191,22 +207,17 @@ class SSDTrainer(Trainer):
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Return the validation loss of one batch; `evaluate` reports the exits as well."""
         with _undisturbed(model):
-            num, den = self.recipe.evaluate(model, self._prepare_inputs(inputs), self._context())["loss"]
+            num, den = self._measure(inputs, 0)["loss"]
         return num / den, None, None
 
-    def _validation_batches(self, dataset: Any) -> Iterator[Any]:
-        """Yield this rank's share of evenly spread validation samples, none of them twice."""
-        batch, world, rank = (
-            self.args.per_device_eval_batch_size,
-            self.args.world_size,
-            self.args.process_index,
-        )
-        count = min(len(dataset), self.eval_batches * batch * world)
-        count -= count % world if count >= world else 0
-        chosen = [index * len(dataset) // count for index in range(count)]
-        yield from DataLoader(
-            Subset(dataset, chosen[rank::world]), batch_size=batch, collate_fn=self.data_collator
-        )
+    def _measure(self, batch: Any, offset: int) -> dict[str, Ratio]:
+        """Return what the recipe measures on one validation batch."""
+
+        def step(inside: Any, inputs: Batch) -> tuple[Tensor, dict[str, Ratio]]:
+            ratios = self.recipe.evaluate(inside, inputs, self._context(offset))
+            return ratios["loss"][0], ratios
+
+        return self.inside(self._prepare_inputs(batch), step)[1]
 
     # -- checkpoints --------------------------------------------------------------------------------------------
 
@@ -215,9 +226,12 @@ class SSDTrainer(Trainer):
         step = self.state.global_step
         main, wait = self.is_world_process_zero(), self.accelerator.wait_for_everyone
         path = self.store.save(step, self._write_checkpoint, main=main, wait=wait)
+        if self.stop.stopping:
+            return
         self.annotate(step)
-        if self.on_checkpoint is not None and main:
-            self.on_checkpoint(path, step)
+        if self.on_checkpoint is not None and main and self.stop.heard is None:
+            with self.stop.interruptible():
+                self.on_checkpoint(path, step)
         wait()
 
     def annotate(self, step: int) -> None:
@@ -248,8 +262,10 @@ class SSDTrainer(Trainer):
         (directory / RECORD).write_text(json.dumps(record, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
     def _checkpoint_bytes(self) -> int:
-        """Estimate the size of a checkpoint: weights, and two moments in the precision of the weights."""
-        return 3 * sum(p.numel() * p.element_size() for p in self.model.parameters())
+        """Estimate the size of a checkpoint: weights, two moments, and a sharding engine's own copy of the weights."""
+        copies = 4 if self.is_fsdp_enabled or self.is_deepspeed_enabled else 3
+        sizes = (getattr(p, "ds_numel", p.numel()) * p.element_size() for p in self.model.parameters())
+        return copies * sum(sizes)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Pass on the base's warnings, but not about a tied head, which is saved once as the embedding."""
@@ -263,9 +279,13 @@ class SSDTrainer(Trainer):
 
     def restore(self, checkpoint: Path) -> None:
         """Restore what the base class does not: sums of an unfinished log line, and a validation that was cut off."""
-        file = checkpoint / f"{self.args.process_index}-{_SUMS}"
-        if file.exists():
-            self._sums.load(json.loads(file.read_text(encoding="utf-8")), self.args.device)
+        rank, files = self.args.process_index, rank_files(checkpoint, _SUMS)
+        elastic = len(files) != self.args.world_size
+        for file in files if elastic else files[rank : rank + 1]:
+            sums = json.loads(file.read_text(encoding="utf-8"))
+            if elastic and rank > 0:  # the first takes what all had; the others need the names
+                sums = {name: [0.0, 0.0] for name in sums}
+            self._sums.load(sums, self.args.device)
         if "tau_sim" not in read_record(checkpoint):
             self.annotate(self.state.global_step)
 
@@ -336,6 +356,11 @@ def _undisturbed(model: nn.Module) -> Iterator[None]:
             yield
     finally:
         model.train(training)
+
+
+def _nothing(ratios: Mapping[str, Ratio]) -> dict[str, Ratio]:
+    """Return `ratios` under the same names, counting nothing."""
+    return {name: (torch.zeros_like(num), torch.zeros_like(den)) for name, (num, den) in ratios.items()}
 
 
 def _summary(metrics: Mapping[str, float]) -> dict[str, Any]:

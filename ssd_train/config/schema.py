@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from omegaconf import MISSING
 
@@ -217,7 +218,15 @@ class EngineConfig:
     """How processes share the work."""
 
     name: str = "single"
-    """Engine: `single` runs in one process, or in those a launcher started."""
+    """single (one process, or plain copies in those a launcher started), ddp, fsdp2 or deepspeed_zero1, 2 and 3."""
+    cpu_offload: bool = False
+    """Keep optimizer state in host memory, with fsdp2 and deepspeed_zero3 the weights too."""
+    reshard_after_forward: bool = True
+    """fsdp2: give weights back between forward and backward, which saves memory and costs a gather."""
+    timeout_minutes: float = 30.0
+    """A process that waits this long for another gives up, which ends the job."""
+    deepspeed: dict[str, Any] = field(default_factory=dict)
+    """Further settings laid over DeepSpeed's configuration."""
 
 
 @dataclass(slots=True)
@@ -225,13 +234,13 @@ class TrackingConfig:
     """Where metrics go besides the terminal and `metrics.jsonl`."""
 
     name: str = "wandb"
-    """wandb, tensorboard or none."""
+    """wandb, tensorboard, mlflow, trackio or none."""
     project: str = "ssd"
     """Project the run belongs to."""
     entity: str | None = None
     """Team or user who owns the project; null takes the account's default."""
     mode: str = "auto"
-    """auto (online when credentials exist, else offline), online or offline."""
+    """auto (online when credentials exist, else offline), online, offline or disabled."""
 
 
 @dataclass(slots=True)

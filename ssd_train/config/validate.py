@@ -9,11 +9,11 @@ from ssd_infer.settings import DEVICES, check_draft, check_protocol
 from ssd_train.config.rules_inputs import check_data, check_model
 from ssd_train.config.rules_recipe import check_recipe
 from ssd_train.config.schema import Root, TrainConfig
+from ssd_train.engines.kinds import ENGINES, SHARDING, zero_stage
 
 SCHEDULERS = ("cosine", "linear", "constant", "warmup_stable_decay")
 OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "adafactor", "sgd", "muon")
-ENGINES = ("single",)
-TRACKERS = ("wandb", "tensorboard", "none")
+TRACKERS = ("wandb", "tensorboard", "mlflow", "trackio", "none")
 DTYPES = ("float32", "bfloat16", "float16")
 MAX_NAME_BYTES = 200
 """Longest name of a run: file systems end at 255 bytes, and lock files and dry runs add to it."""
@@ -33,9 +33,29 @@ def validate(cfg: Root, checks: Checks) -> None:
     checks.under("optim").above_zero("muon_learning_rate", cfg.optim.muon_learning_rate)
     checks.under("optim").within("muon_momentum", cfg.optim.muon_momentum, 0, 1, open_end=True)
     checks.under("optim").at_least("muon_decay_share", cfg.optim.muon_decay_share, 0)
-    checks.under("engine").choice("name", cfg.engine.name, ENGINES)
+    _check_engine(cfg, checks)
     checks.under("tracking").choice("name", cfg.tracking.name, TRACKERS)
-    checks.under("tracking").choice("mode", cfg.tracking.mode, ("auto", "online", "offline"))
+    checks.under("tracking").choice("mode", cfg.tracking.mode, ("auto", "online", "offline", "disabled"))
+
+
+def _check_engine(cfg: Root, checks: Checks) -> None:
+    """Check that engine, optimizer and offloading go together."""
+    engine, under = cfg.engine, checks.under("engine")
+    if not under.choice("name", engine.name, ENGINES):
+        return
+    under.above_zero("timeout_minutes", engine.timeout_minutes)
+    offloads = engine.name in SHARDING and engine.name != "deepspeed_zero1"
+    rule = f"is not something engine {engine.name} can do"
+    remedy = "use engine=fsdp2_offload, deepspeed_zero2_offload or deepspeed_zero3_offload"
+    under.require(offloads or not engine.cpu_offload, "cpu_offload", rule, engine.cpu_offload, remedy)
+    only = not engine.deepspeed or zero_stage(engine.name) > 0
+    under.require(
+        only, "deepspeed", f"has no meaning with engine={engine.name}", engine.deepspeed, "remove it"
+    )
+    if engine.name in SHARDING:
+        rule = f"needs whole matrices, and engine={engine.name} cuts them into shards"
+        whole = cfg.optim.name not in ("muon", "adafactor")
+        checks.under("optim").require(whole, "name", rule, cfg.optim.name, "use optim=adamw")
 
 
 def _check_run(cfg: Root, checks: Checks) -> None:

@@ -128,7 +128,7 @@ def in_processes(target: Callable[..., None], *arguments: tuple[Any, ...]) -> li
     for process in processes:
         process.start()
     for process in processes:
-        process.join(120)
+        process.join(300)
         if process.is_alive():
             process.kill()
     return [process.exitcode if process.exitcode is not None else -1 for process in processes]

@@ -132,6 +132,9 @@ class FakeRun:
         self.artifacts: list[Any] = []
         self.exit_codes: list[int] = []
 
+    def define_metric(self, name: str, step_metric: str) -> None:
+        assert name.startswith("report/")
+
     def log(self, values: dict[str, Any]) -> None:
         self.logged.append(values)
 
@@ -268,8 +271,18 @@ def test_wandb_is_not_imported_before_it_is_asked_for() -> None:
 
 
 def test_an_unknown_tracker_is_an_error(tmp_path: Path) -> None:
-    cfg = run(tmp_path, "mlflow")
-    with pytest.raises(ConfigError, match=r"tracking.*wandb, tensorboard, none.*mlflow"):
+    cfg = run(tmp_path, "comet")
+    with pytest.raises(ConfigError, match=r"tracking.*wandb, tensorboard, mlflow, trackio, none.*comet"):
+        tracking.start(cfg, cfg.run_dir)
+
+
+@pytest.mark.parametrize("name", ["mlflow", "trackio"])
+def test_a_tracker_that_is_not_installed_is_an_error(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    cfg = run(tmp_path, name)
+    with pytest.raises(ConfigError, match=f"tracking: needs the package {name}"):
         tracking.start(cfg, cfg.run_dir)
 
 

@@ -151,8 +151,10 @@ def test_evaluation_leaves_mode_gradients_and_random_numbers_alone(tmp_path: Pat
 
 def test_evaluation_counts_each_chosen_sample_once(tmp_path: Path) -> None:
     trainer = trainer_for(tmp_path, ragged(4), batch_size=4)
-    seen = [row for batch in trainer._validation_batches(trainer.eval_dataset) for row in batch["input_ids"]]
+    batches = list(trainer.validation_batches(trainer.eval_dataset))
+    seen = [row for batch, _, _ in batches for row in batch["input_ids"]]
     assert torch.equal(torch.stack(seen), tokens(6, seed=9))
+    assert [(offset, counts) for _, offset, counts in batches] == [(0, True), (4, True)]
 
 
 def test_prediction_step_is_the_validation_loss(tmp_path: Path) -> None:
