@@ -2,6 +2,10 @@
 
     python -m ssd_infer checkpoint=DIR [draft=all|NAME] [tasks=...] [out=DIR]
 
+Evaluate the checkpoints of a training run as they appear, in a job of its own:
+
+    python -m ssd_infer watch=RUN_DIR [draft=all|NAME] [tasks=...]
+
 Smoke run on a CPU, under a minute:
 
     python -m ssd_infer checkpoint=DIR samples=2 repeats=1 max_new_tokens=16 grid=false
@@ -35,11 +39,17 @@ def run(cfg: DictConfig) -> int:
     from ssd_infer.evaluation import evaluate, report_folder
     from ssd_infer.evaluation.progress import spinner
     from ssd_infer.report.terminal import print_report
+    from ssd_infer.watch import Watch
 
-    with spinner() as say:
-        report = evaluate(settings, say)
-    print_report(report, report_folder(settings))
-    return exit_code(report)
+    def report_on(wanted: EvalSettings) -> dict[str, Any]:
+        with spinner() as say:
+            report = evaluate(wanted, say)
+        print_report(report, report_folder(wanted))
+        return report
+
+    if settings.watch is not None:
+        return Watch(settings, report_on, exit_code).run()
+    return exit_code(report_on(settings))
 
 
 def exit_code(report: Mapping[str, Any]) -> int:
@@ -52,9 +62,17 @@ def exit_code(report: Mapping[str, Any]) -> int:
     return int(any(row["lossless"]["verdict"] != "pass" for row in rows))
 
 
+def _watch_names_checkpoints(arguments: list[str]) -> None:
+    """Give `checkpoint`, which must be set, a value where `watch=` makes it needless."""
+    keys = {argument.partition("=")[0] for argument in arguments}
+    if "watch" in keys and "checkpoint" not in keys:
+        arguments.append("checkpoint=watched")
+
+
 def main() -> None:
     """Run the command line and exit with its code."""
     ConfigStore.instance().store(group="schema", name="evaluate", node=EvalSettings, package="_global_")
+    _watch_names_checkpoints(sys.argv)
     sys.exit(launch("evaluate", run, settings_of, LISTS))
 
 

@@ -27,6 +27,12 @@ class EvalSettings:
 
     checkpoint: str = MISSING
     """Directory of the checkpoint, as `save_pretrained` writes it."""
+    watch: str | None = None
+    """Run directory whose checkpoints are evaluated as they appear; takes the place of `checkpoint` and `out`."""
+    watch_poll_seconds: float = 30.0
+    """watch: look for a new checkpoint every so many seconds."""
+    watch_idle_minutes: float = 0.0
+    """watch: end after so long without a new checkpoint; 0 waits until the training is over."""
     draft: str = "all"
     """`all`, a family such as `skip_layer`, or the name of one draft strategy."""
     draft_params: dict[str, Any] = field(default_factory=dict)
@@ -109,9 +115,13 @@ def check_draft(draft: str, checks: Checks) -> None:
 
 def validate(settings: EvalSettings, checks: Checks) -> None:
     """Note every broken rule of `settings` in `checks`; loads no weights and imports no torch."""
-    path = Path(settings.checkpoint).expanduser()
-    rule = "must be a directory with a config.json"
-    checks.require((path / "config.json").is_file(), "checkpoint", rule, settings.checkpoint, _near(path))
+    if settings.watch is None:
+        path = Path(settings.checkpoint).expanduser()
+        rule = "must be a directory with a config.json"
+        good = (path / "config.json").is_file()
+        checks.require(good, "checkpoint", rule, settings.checkpoint, _near(path))
+    else:
+        _check_watch(settings, checks)
     check_protocol(settings, checks)
     for key in ("prompt_tokens", "batch_size"):
         checks.at_least(key, getattr(settings, key), 1)
@@ -123,6 +133,18 @@ def validate(settings: EvalSettings, checks: Checks) -> None:
     checks.require(len(settings.temperatures) > 0, "temperatures", "must not be empty", [], "try [0,1]")
     for index, temperature in enumerate(settings.temperatures):
         checks.at_least(f"temperatures.{index}", temperature, 0, "0 is greedy")
+
+
+def _check_watch(settings: EvalSettings, checks: Checks) -> None:
+    """Check that a run can be watched; it need not have begun."""
+    assert settings.watch is not None
+    rule = "must be a run directory, outputs/RECIPE/RUN_NAME, or the place of one still to come"
+    path = Path(settings.watch).expanduser()
+    checks.require(not path.exists() or path.is_dir(), "watch", rule, settings.watch)
+    rule = "goes to reports/ of the run that is watched"
+    checks.require(settings.out is None, "out", rule, settings.out, "leave it out")
+    checks.above_zero("watch_poll_seconds", settings.watch_poll_seconds)
+    checks.at_least("watch_idle_minutes", settings.watch_idle_minutes, 0)
 
 
 def _near(path: Path) -> str:

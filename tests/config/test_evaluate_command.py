@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ssd_infer.__main__ import exit_code, settings_of
+from ssd_infer.__main__ import _watch_names_checkpoints, exit_code, settings_of
 from ssd_infer.config import option_names
 from ssd_infer.errors import ConfigError
 
@@ -114,3 +114,11 @@ def test_every_draft_strategy_has_its_configuration_file():
 
     speech = [name.replace(":", "+") for name in VARIANTS]
     assert sorted([*registry(), *speech, "all"]) == option_names("draft")
+
+
+def test_watching_needs_no_checkpoint_and_no_place_for_reports(compose, tmp_path):
+    arguments = ["ssd_infer", f"watch={tmp_path}"]
+    _watch_names_checkpoints(arguments)
+    assert settings_of(compose(*arguments[1:], name="evaluate")).watch == str(tmp_path)
+    with pytest.raises(ConfigError, match="out: goes to reports/ of the run"):
+        settings_of(compose(*arguments[1:], "out=elsewhere", name="evaluate"))
