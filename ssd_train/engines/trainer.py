@@ -120,7 +120,9 @@ def _gathered(part: Tensor, device: torch.device, *, keep: bool) -> Tensor:
     """Return a sharded tensor whole in host memory, empty on the ranks that only take part."""
     part = part.detach()
     if isinstance(part, DTensor):
-        sharded = cast("DTensor", part.to(device))  # shards may lie in host memory, where no gather reaches them
+        sharded = cast(
+            "DTensor", part.to(device)
+        )  # shards may lie in host memory, where no gather reaches them
         part = sharded.full_tensor()
     return part.cpu() if keep else torch.empty(0)
 
