@@ -17,7 +17,7 @@ The result goes to CHECKPOINT/ssd_skip_set.json, where draft=skip_set finds it o
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -150,7 +150,7 @@ def run(options: Options) -> list[Found]:
 
 
 @contextmanager
-def progress(options: Options) -> Iterator[tuple[object, Watch]]:
+def progress(options: Options) -> Iterator[tuple[Callable[[str], None], Watch]]:
     """Show what is being done, and of a Bayesian search its trials, time and best prediction, on the error stream."""
     console = Console(stderr=True, highlight=False)
     columns = (
