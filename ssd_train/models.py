@@ -43,7 +43,7 @@ def build(
     config = model_config(cfg, tokenizer)
     check_vocabulary(config, tokenizer, cfg)
     if isinstance(cfg, HFModelConfig):
-        return _pretrained(cfg, dtype)
+        return pretrained(cfg, dtype)
     assert isinstance(cfg, ScratchModelConfig)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -162,7 +162,8 @@ def check_vocabulary(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBas
         )
 
 
-def _pretrained(cfg: HFModelConfig, dtype: str) -> PreTrainedModel:
+def pretrained(cfg: HFModelConfig, dtype: str = "float32") -> PreTrainedModel:
+    """Return a causal LM with its pretrained weights; raise `CheckpointError` when they are missing or damaged."""
     check_weight_files(Path(cfg.name).expanduser())
     logging.disable_progress_bar()
     try:

@@ -95,8 +95,7 @@ class Decoding:
         taken = [line[gamma] for line in table]
         counts = [line[gamma + 2] if proposal.counts is not None else gamma for line in table]
         if self.drafter is not None and gamma:
-            with clock.phase("draft"):
-                self.drafter.observe(Feedback(proposal, counts, taken, logits, states))
+            self.drafter.observe(Feedback(proposal, counts, taken, logits, states))
         session.lengths = [length + count + 1 for length, count in zip(session.lengths, taken, strict=True)]
         session.pending = following
         blocks = [[*line[:count], line[gamma + 1]] for line, count in zip(table, taken, strict=True)]

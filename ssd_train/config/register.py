@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hydra.core.config_store import ConfigStore
 
-from ssd_train.config import schema
+from ssd_train.config import schema, schema_speech
 
 
 def register() -> None:
@@ -16,6 +16,12 @@ def register() -> None:
     store.store(group="schema/data", name="stdlib_text", node=schema.StdlibTextConfig)
     store.store(group="schema/data", name="local", node=schema.LocalTextConfig)
     store.store(group="schema/data", name="hub", node=schema.HubTextConfig)
+    store.store(group="schema/model", name="ctc_asr", node=schema_speech.SpeechModelConfig)
+    store.store(group="schema/data", name="tts_speech", node=schema_speech.TTSSpeechConfig)
+    store.store(group="schema/data", name="manifest", node=schema_speech.ManifestSpeechConfig)
+    store.store(group="schema/data", name="asterisk", node=schema_speech.AsteriskSpeechConfig)
+    store.store(group="schema/data", name="hub_speech", node=schema_speech.HubSpeechConfig)
+    store.store(group="schema/recipe", name="asr_ctc", node=schema_speech.ASRCTCConfig)
     store.store(group="schema/recipe", name="layerskip", node=schema.LayerSkipConfig)
     store.store(group="schema/recipe", name="plain", node=schema.PlainConfig)
     store.store(group="schema", name="optim", node=schema.OptimConfig)

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from ssd_infer.checks import Checks
+from ssd_train.config.rules_speech import check_speech_data, check_speech_model
 from ssd_train.config.schema import (
     DataConfig,
     HFModelConfig,
@@ -17,6 +18,7 @@ from ssd_train.config.schema import (
     ScratchModelConfig,
     StdlibTextConfig,
 )
+from ssd_train.config.schema_speech import SpeechDataConfig, SpeechModelConfig
 
 FAMILIES = ("llama", "qwen3", "mistral", "olmo2")
 SMALLEST_VOCAB = 259
@@ -44,6 +46,8 @@ def check_model(cfg: Root, checks: Checks) -> None:
         _check_lengths(cfg.model, cfg.data, checks)
     elif isinstance(cfg.model, HFModelConfig):
         _check_pretrained(cfg.model, checks)
+    elif isinstance(cfg.model, SpeechModelConfig):
+        check_speech_model(cfg.model, checks)
 
 
 def _check_shape(model: ScratchModelConfig, checks: Checks) -> None:
@@ -108,6 +112,8 @@ def check_data(data: DataConfig, checks: Checks) -> None:
     elif isinstance(data, LocalTextConfig):
         _check_files("path", data.path, checks)
         _check_files("validation_path", data.validation_path, checks)
+    elif isinstance(data, SpeechDataConfig):
+        check_speech_data(data, checks)
     elif isinstance(data, HubTextConfig):
         checks.require(bool(data.name), "name", "must name a dataset", data.name)
         checks.at_least("max_documents", data.max_documents, 0)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from ssd_infer.checks import Checks, suggest
 from ssd_train.config.rules_inputs import layer_count
+from ssd_train.config.rules_speech import check_asr_ctc
 from ssd_train.config.schema import (
     EarlyExitConfig,
     LayerDropoutConfig,
@@ -78,4 +79,5 @@ def _plain(recipe: RecipeConfig, _layers: int | None, checks: Checks) -> None:
 _RULES: dict[str, Callable[[RecipeConfig, int | None, Checks], None]] = {
     "layerskip": _layerskip,
     "plain": _plain,
+    "asr_ctc": check_asr_ctc,
 }

@@ -8,6 +8,7 @@ from ssd_infer.checks import Checks
 from ssd_infer.settings import DEVICES, check_draft, check_protocol
 from ssd_train.config.rules_inputs import check_data, check_model
 from ssd_train.config.rules_recipe import check_recipe
+from ssd_train.config.rules_speech import check_fit
 from ssd_train.config.schema import Root, TrainConfig
 from ssd_train.engines.kinds import ENGINES, SHARDING, zero_stage
 
@@ -28,6 +29,7 @@ def validate(cfg: Root, checks: Checks) -> None:
     check_model(cfg, checks.under("model"))
     check_data(cfg.data, checks.under("data"))
     check_recipe(cfg, checks.under("recipe"))
+    check_fit(cfg, checks)
     checks.under("optim").choice("name", cfg.optim.name, OPTIMIZERS)
     checks.under("optim").above_zero("epsilon", cfg.optim.epsilon)
     checks.under("optim").above_zero("muon_learning_rate", cfg.optim.muon_learning_rate)

@@ -1,0 +1,136 @@
+"""Speech to train on: a source, a processor, features in length-bucketed batches, and held-out sets on disk."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from ssd_infer.errors import DataError
+from ssd_infer.models.asr_processor import CTCASRProcessor
+from ssd_infer.speech.manifest import DEV, FILE, FOLDER, read_manifest, read_utterances, save_utterances
+from ssd_train.config.schema import Root
+from ssd_train.config.schema_speech import SpeechDataConfig
+from ssd_train.data.speech.batches import BatchedSamples, Samples, collate
+from ssd_train.data.speech.screening import Screen, Tally
+from ssd_train.data.speech.sources import SpeechSource, open_speech
+from ssd_train.data.speech.store import StoredSpeech, is_complete, write_speech
+
+__all__ = ["SpeechData", "build", "collate"]
+
+logger = logging.getLogger(__name__)
+
+_VALIDATION_ROWS = 8
+
+
+@dataclass(slots=True)
+class SpeechData:
+    """Training batches, held-out batches of the `dev` set, and the processor that made both."""
+
+    train: BatchedSamples
+    validation: BatchedSamples
+    processor: CTCASRProcessor
+    sample_tokens: int
+    hours: float
+
+    def describe(self) -> str:
+        """Return one line a person can read."""
+        samples = len(self.train.samples)
+        return f"{samples:,} training utterances ({self.hours:.2f} h) in batches of about {self.sample_tokens} frames"
+
+
+def build(cfg: Root, run_dir: Path, processor: CTCASRProcessor, encoder: Any) -> SpeechData:
+    """Read `cfg.data` for a model with `processor` and `encoder` configuration; raise DataError when it cannot.
+
+    Every rank may call it: one process does the work behind a file lock, the others read what it wrote. Held-out sets
+    go to `run_dir/heldout/NAME`, where the evaluation of a checkpoint finds them.
+    """
+    data = cfg.data
+    source = open_speech(data, cfg.seed)
+    assert isinstance(data, SpeechDataConfig)
+    extractor = processor.feature_extractor
+    screen = Screen(processor.tokenizer, encoder, extractor.hop_length, data.max_seconds, data.sampling_rate)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with FileLock(str(run_dir / ".data.lock")):
+        _write_heldout(source, run_dir / FOLDER, screen)
+    samples, seconds = _training(cfg, source, screen, extractor)
+    budget = int(data.batch_seconds * 100)
+    needed = cfg.train.max_steps * cfg.train.batch_size * cfg.train.grad_accum
+    train = BatchedSamples(samples, budget, data.batch_rows, seed=cfg.seed, at_least=needed)
+    dev = _ListedSpeech(run_dir / FOLDER / DEV / FILE, extractor.extract, screen)
+    validation = BatchedSamples(dev, budget, _VALIDATION_ROWS, seed=cfg.seed)
+    found = SpeechData(train, validation, processor, budget, seconds / 3600)
+    logger.info("data: %s", found.describe())
+    return found
+
+
+def _training(cfg: Root, source: SpeechSource, screen: Screen, extractor: Any) -> tuple[Samples, float]:
+    """Return the training samples and their seconds of audio."""
+    tally = Tally(source.name)
+    if source.compose is not None:
+        clips = list(screen.keep(source.train(tally), tally))
+        tally.close()
+        _require(len(clips), source)
+        strings: Any = source.compose(clips, screen, extractor.extract)
+        return strings, strings.seconds
+    shape = (
+        f"{extractor.feature_size}x{screen.rate}-{len(screen.tokenizer)}-{screen.encoder.subsampling_factor}"
+    )
+    cache = Path(cfg.data.cache_dir or Path(cfg.output_root) / ".cache")
+    folder = cache / f"{source.fingerprint}-{shape}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(str(folder / ".lock")):
+        if not is_complete(folder):
+            kept = screen.keep(source.train(tally), tally)
+            write_speech(folder, kept, extractor.extract, screen.labels, screen.rate)
+            try:
+                tally.close()
+                _require(tally.seen - tally.skipped, source)
+            except DataError:
+                (folder / "index.json").unlink()
+                raise
+    stored = StoredSpeech(folder)
+    return stored, stored.seconds
+
+
+def _require(count: int, source: SpeechSource) -> None:
+    if not count:
+        raise DataError(
+            f"data: {source.name} holds no utterance to train on; give a source that is not empty"
+        )
+
+
+def _write_heldout(source: SpeechSource, folder: Path, screen: Screen) -> None:
+    """Write every held-out set that is not there yet; `FILE` comes last, so a set is whole or absent."""
+    for name, stream in source.heldout.items():
+        if (folder / name / FILE).exists():
+            continue
+        tally = Tally(f"{source.name}, held-out set {name}")
+        kept = list(screen.keep(stream(tally), tally))
+        tally.close()
+        if not kept:
+            raise DataError(f"data: {source.name} leaves nothing for the held-out set {name!r}")
+        save_utterances(folder / name, kept, screen.rate)
+
+
+class _ListedSpeech:
+    """A held-out set in memory."""
+
+    def __init__(self, manifest: Path, extract: Any, screen: Screen) -> None:
+        """Read `manifest`, which this run wrote."""
+        import numpy as np
+
+        utterances, _ = read_utterances(read_manifest(manifest), screen.rate)
+        self.rows = [
+            {"features": extract(item.samples), "labels": screen.labels(item.text)} for item in utterances
+        ]
+        self.frames = np.asarray([len(row["features"]) for row in self.rows], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.rows[index]

@@ -1,0 +1,58 @@
+"""What a speech source is: a stream of training utterances and named held-out sets, all at one sampling rate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ssd_infer.errors import DataError
+from ssd_infer.speech.manifest import Utterance
+from ssd_train.config.schema import DataConfig
+from ssd_train.config.schema_speech import (
+    AsteriskSpeechConfig,
+    HubSpeechConfig,
+    ManifestSpeechConfig,
+    TTSSpeechConfig,
+)
+from ssd_train.data.speech.batches import Samples
+from ssd_train.data.speech.screening import Screen, Tally
+
+Stream = Callable[[Tally], Iterator[Utterance]]
+"""Yields utterances; what cannot be read is counted in the tally."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechSource:
+    """Training and held-out speech of one data option."""
+
+    name: str
+    fingerprint: str
+    train: Stream
+    heldout: dict[str, Stream]
+    """Held-out sets by name; `dev` is there, thresholds are chosen and checkpoints compared on it."""
+    compose: Callable[[list[Utterance], Screen, Callable[..., object]], Samples] | None = None
+    """Makes training samples of clips on the fly; None stores features of `train` on disk."""
+
+
+def open_speech(cfg: DataConfig, seed: int) -> SpeechSource:
+    """Return the source `cfg` describes; raise `DataError` when it cannot be read or is no speech."""
+    if isinstance(cfg, TTSSpeechConfig):
+        from ssd_train.data.speech.tts import tts_source
+
+        return tts_source(cfg)
+    if isinstance(cfg, ManifestSpeechConfig):
+        from ssd_train.data.speech.manifest import manifest_source
+
+        return manifest_source(cfg, seed)
+    if isinstance(cfg, AsteriskSpeechConfig):
+        from ssd_train.data.speech.asterisk import asterisk_source
+
+        return asterisk_source(cfg)
+    if isinstance(cfg, HubSpeechConfig):
+        from ssd_train.data.speech.hub import hub_source
+
+        return hub_source(cfg)
+    raise DataError(
+        f"data.kind: must be speech for this recipe (got {cfg.kind!r}); try data=tts_speech, data=manifest, "
+        "data=asterisk or data=hub_speech"
+    )

@@ -1,0 +1,113 @@
+"""Synthesised speech of the closed domain: several voices, speeds, pitches, vocal tracts and noises; no download."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+
+import numpy as np
+import torch
+
+from ssd_infer.speech.audio import resample
+from ssd_infer.speech.manifest import Utterance
+from ssd_train.config.schema_speech import TTSSpeechConfig
+from ssd_train.data.sources import content_share
+from ssd_train.data.speech import grammar
+from ssd_train.data.speech.engines import Manner, Samples, split_voice, usable_voices
+from ssd_train.data.speech.screening import Tally
+from ssd_train.data.speech.sources import SpeechSource, Stream
+
+_HELD = 0.3
+"""Share of all sentences, by a hash of the text, that no training voice ever says."""
+
+
+def tts_source(cfg: TTSSpeechConfig) -> SpeechSource:
+    """Return synthesised speech; raise DataError when a voice's engine is missing.
+
+    Held out: `dev` and `test` are other sentences in the training voices, `test_voice` other sentences in a voice that
+    training never hears.
+    """
+    voices = usable_voices(cfg.voices, cfg.optional_voices)
+    held = usable_voices([cfg.heldout_voice], [])
+
+    def stream(part: str, count: int, who: list[str], seed: int, noisy: bool) -> Stream:
+        def utterances(_: Tally) -> Iterator[Utterance]:
+            yield from _speak(cfg, part, count, who, seed, noisy=noisy)
+
+        return utterances
+
+    return SpeechSource(
+        name="tts_speech",
+        fingerprint=_fingerprint(cfg, voices),
+        train=stream("train", cfg.utterances, voices, 1, noisy=True),
+        heldout={
+            "dev": stream("dev", cfg.heldout_utterances, voices, 2, noisy=False),
+            "test": stream("test", cfg.heldout_utterances, voices, 3, noisy=False),
+            "test_voice": stream("test", cfg.heldout_utterances, held, 4, noisy=False),
+        },
+    )
+
+
+def part_of(text: str) -> str:
+    """Return where a sentence belongs, by its hash alone: train, dev or test."""
+    share = content_share(text)
+    return "train" if share >= _HELD else "dev" if share < _HELD / 3 else "test"
+
+
+def _fingerprint(cfg: TTSSpeechConfig, voices: list[str]) -> str:
+    try:
+        engine = version("py-nanotts")
+    except PackageNotFoundError:
+        engine = "none"
+    spread = [cfg.speed, cfg.pitch, cfg.tract, cfg.noise_share, cfg.snr]
+    facts = [voices, cfg.utterances, cfg.sampling_rate, *spread, grammar.TEMPLATES, grammar.SLOTS, engine]
+    return "tts-" + hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
+
+def _speak(
+    cfg: TTSSpeechConfig, part: str, count: int, voices: list[str], seed: int, *, noisy: bool
+) -> Iterator[Utterance]:
+    """Yield `count` utterances of one part; what each is like follows from `seed` and its number."""
+    texts = (text for text in grammar.sentences(seed) if part_of(text) == part)
+    for number in range(count):
+        rng = np.random.default_rng([seed, number])
+        voice = voices[number % len(voices)]
+        text = next(texts)
+        samples = synthesise(text, voice, cfg, rng, noisy=noisy)
+        yield Utterance(torch.from_numpy(samples), text, f"{part}/{number}", {"voice": voice})
+
+
+def synthesise(
+    text: str, voice: str, cfg: TTSSpeechConfig, rng: np.random.Generator, *, noisy: bool
+) -> Samples:
+    """Return `text` spoken by `voice` at `cfg.sampling_rate`, varied within the configured ranges."""
+    engine, which = split_voice(voice)
+    tract = _between(cfg.tract, rng) if noisy else 1.0
+    speed = _between(cfg.speed, rng) / tract
+    wave, rate = engine.speak(text, which, Manner(speed, _between(cfg.pitch, rng)))
+    # Played faster by `tract` and spoken slower by as much: formants move, as in a shorter or longer vocal tract.
+    wave = resample(wave, round(rate * tract / 100) * 100, cfg.sampling_rate)
+    peak = float(np.abs(wave).max(initial=1e-3))
+    wave = wave * np.float32(rng.uniform(0.2, 0.8) / peak)
+    if noisy and rng.random() < cfg.noise_share:
+        wave = np.add(wave, coloured_noise(wave, _between(cfg.snr, rng), rng))
+    return np.clip(wave, -1.0, 1.0).astype(np.float32)
+
+
+def _between(bounds: list[float], rng: np.random.Generator) -> float:
+    low, high = bounds
+    return float(rng.uniform(low, high))
+
+
+def coloured_noise(wave: Samples, snr: float, rng: np.random.Generator) -> Samples:
+    """Return noise between white and brown, `snr` decibels below `wave`."""
+    white = rng.standard_normal(len(wave))
+    colour = rng.uniform(0.0, 1.0)
+    spectrum = np.fft.rfft(white)
+    spectrum /= np.maximum(np.arange(len(spectrum)), 1.0) ** colour
+    noise = np.fft.irfft(spectrum, len(wave))
+    power = float(np.mean(wave**2)) / 10 ** (snr / 10)
+    scaled: Samples = (noise * np.sqrt(power / max(float(np.mean(noise**2)), 1e-12))).astype(np.float32)
+    return scaled
