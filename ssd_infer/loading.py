@@ -57,7 +57,7 @@ def load(
         if device not in (None, "auto")
         else torch.device("cuda" if torch.cuda.is_available() else "cpu")
     )
-    beside = _load_beside(where, KINDS[kind].auto_processor, trust_remote_code)
+    beside = load_beside(where, KINDS[kind].auto_processor, trust_remote_code)
     processor = beside if KINDS[kind].auto_processor == "AutoProcessor" else None
     tokenizer = beside if processor is None else getattr(processor, "tokenizer", None)
     return Loaded(model.to(chosen).eval(), tokenizer, where, kind, processor)
@@ -153,7 +153,7 @@ def check_loading_info(info: Mapping[str, Any], where: str) -> None:
         )
 
 
-def _load_beside(where: str, auto_class: str, trust_remote_code: bool) -> Any:
+def load_beside(where: str, auto_class: str, trust_remote_code: bool) -> Any:
     """Return the tokenizer or processor saved with the checkpoint, or None when there is none (ids still work)."""
     import transformers
 

@@ -20,10 +20,26 @@ from transformers import (
 from transformers.utils import logging
 
 from ssd_infer.errors import CheckpointError, ConfigError, DataError, Problem, UnsupportedModelError
+from ssd_infer.experts.layout import FAMILIES as ROUTED
 from ssd_infer.loading import check_loading_info
-from ssd_train.config.schema import HFModelConfig, LayerSkipConfig, ModelConfig, Root, ScratchModelConfig
+from ssd_train.config.schema import (
+    HFModelConfig,
+    LayerSkipConfig,
+    ModelConfig,
+    MoeConfig,
+    Root,
+    ScratchModelConfig,
+    ScratchMoeConfig,
+)
 
-FAMILIES: dict[str, str] = {"llama": "llama", "qwen3": "qwen3", "mistral": "mistral", "olmo2": "olmo2"}
+FAMILIES: dict[str, str] = {
+    "llama": "llama",
+    "qwen3": "qwen3",
+    "mistral": "mistral",
+    "olmo2": "olmo2",
+    "qwen3_moe": "qwen3_moe",
+    "olmoe": "olmoe",
+}
 """Families a model from scratch may have, with transformers' name of each."""
 
 SKIPPABLE = frozenset(FAMILIES.values())
@@ -77,6 +93,13 @@ def scratch_config(
         special["sliding_window"] = (
             None  # contexts here are shorter than any window, and a full cache is simpler
         )
+    if isinstance(cfg, ScratchMoeConfig):
+        special |= {
+            "num_experts": cfg.num_experts,
+            "num_experts_per_tok": cfg.experts_per_token,
+            "norm_topk_prob": cfg.norm_topk_prob,
+            "moe_intermediate_size": cfg.intermediate_size,
+        }
     config: PretrainedConfig = AutoConfig.for_model(
         FAMILIES[cfg.family],
         vocab_size=cfg.vocab_size,
@@ -121,6 +144,8 @@ def check(cfg: Root) -> PretrainedConfig:
     Raises `UnsupportedModelError` for an architecture layers cannot be skipped in, `ConfigError` for exits outside it.
     """
     config = model_config(cfg.model)
+    if isinstance(cfg.recipe, MoeConfig):
+        _check_routed(config, cfg.recipe)
     if not isinstance(cfg.recipe, LayerSkipConfig):
         return config
     if config.model_type not in SKIPPABLE:
@@ -137,6 +162,20 @@ def check(cfg: Root) -> PretrainedConfig:
     if problems:
         raise ConfigError(problems)
     return config
+
+
+def _check_routed(config: PretrainedConfig, recipe: MoeConfig) -> None:
+    """Raise `UnsupportedModelError` for a dense model, `ConfigError` for a draft of more experts than the model's."""
+    if config.model_type not in ROUTED:
+        raise UnsupportedModelError(
+            f"recipe moe: {config.model_type} models have no routed experts known here; "
+            f"use model=qwen3_moe, or a {', '.join(ROUTED)} checkpoint with model=hf"
+        )
+    top_k = int(config.num_experts_per_tok)
+    rule = f"must not exceed the {top_k} experts the model routes a token to"
+    wrong = [k_draft for k_draft in recipe.k_draft or [] if k_draft > top_k]
+    if wrong:
+        raise ConfigError([Problem("recipe.k_draft", rule, wrong, f"try {list(range(1, top_k))}")])
 
 
 def _exit_problems(exits: list[int] | None, layers: int) -> Iterator[Problem]:

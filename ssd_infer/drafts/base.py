@@ -98,6 +98,12 @@ class Drafter(ABC):
         return 0
 
     @classmethod
+    def claims(cls, params: DraftParams) -> bool:
+        """Return whether the output with `params` is promised to be that of plain decoding."""
+        del params
+        return cls.lossless
+
+    @classmethod
     def max_draft(cls, params: DraftParams) -> int:
         """Return the longest proposal `params` can lead to."""
         return int(getattr(params, "gamma", 0))

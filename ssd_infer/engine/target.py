@@ -145,8 +145,8 @@ class Target:
 
     def _rotary_at(self, position_ids: Tensor) -> Rotary:
         probe = torch.empty(0, dtype=self.dtype, device=self.device)
-        cos, sin = self._rotary(probe, position_ids=position_ids)
-        return cos, sin
+        found: Rotary = self._rotary(probe, position_ids=position_ids)
+        return found
 
     def _part(self, owner: nn.Module, name: str, what: str) -> Any:
         part = getattr(owner, name, None)

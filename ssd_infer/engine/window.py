@@ -7,7 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-Rotary = tuple[Tensor, Tensor]
+Rotary = tuple[Tensor, Tensor] | Tensor
+"""Cosines and sines, or one table of complex rotations where a family keeps it so (DeepSeek-V2)."""
 
 
 class Geometry:
@@ -44,13 +45,13 @@ class Geometry:
         self._band_width = band
 
     def rotary(self, window: Window) -> Rotary:
-        """Return cosines and sines `(1|B, T, D)` for the positions of `window`."""
-        if self._table is None:
+        """Return the rotary table `(1|B, T, D)` at the positions of `window`."""
+        table = self._table
+        if table is None:
             return self._rotary(window.position_ids)
-        cos, sin = self._table
-        if window.start is not None:
-            return cos[:, window.start : window.end], sin[:, window.start : window.end]
-        return cos[0, window.position_ids], sin[0, window.position_ids]
+        if isinstance(table, Tensor):
+            return _at(table, window)
+        return _at(table[0], window), _at(table[1], window)
 
     def mask(self, window: Window, sliding: int | None) -> Tensor | None:
         """Return an additive mask broadcastable to `(B, 1, T, end)`, or None where plain causal attention is right.
@@ -88,6 +89,13 @@ class Geometry:
         """Turn a boolean map of hidden slots into an additive mask."""
         blocked = torch.finfo(self.dtype).min
         return torch.zeros(hidden.shape, dtype=self.dtype, device=self.device).masked_fill_(hidden, blocked)
+
+
+def _at(table: Tensor, window: Window) -> Tensor:
+    """Return the entries `(1|B, T, D)` of `table` `(1, capacity, D)` at the positions of `window`."""
+    if window.start is not None:
+        return table[:, window.start : window.end]
+    return table[0, window.position_ids]
 
 
 class Window:

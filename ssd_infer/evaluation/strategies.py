@@ -167,7 +167,7 @@ def _settle(
             params=params,
             note=resolved.note,
             plain=plain,
-            claimed=strategy.lossless,
+            claimed=resolved.params is None or strategy.claims(resolved.params),
             extra_bytes=extra_bytes,
         )
     )

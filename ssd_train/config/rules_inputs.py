@@ -16,11 +16,13 @@ from ssd_train.config.schema import (
     ModelConfig,
     Root,
     ScratchModelConfig,
+    ScratchMoeConfig,
     StdlibTextConfig,
 )
 from ssd_train.config.schema_speech import SpeechDataConfig, SpeechModelConfig
 
 FAMILIES = ("llama", "qwen3", "mistral", "olmo2")
+MOE_FAMILIES = ("qwen3_moe", "olmoe")
 SMALLEST_VOCAB = 259
 """Bytes and special tokens: what a byte-level BPE holds before its first merge."""
 
@@ -52,7 +54,10 @@ def check_model(cfg: Root, checks: Checks) -> None:
 
 def _check_shape(model: ScratchModelConfig, checks: Checks) -> None:
     """Check sizes and the divisions of the attention heads."""
-    checks.choice("family", model.family, FAMILIES)
+    routed = isinstance(model, ScratchMoeConfig)
+    checks.choice("family", model.family, MOE_FAMILIES if routed else FAMILIES)
+    if isinstance(model, ScratchMoeConfig):
+        _check_experts(model, checks)
     sizes = ("hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "max_length", "vocab_size")
     positive = [checks.at_least(key, getattr(model, key), 1) for key in sizes]
     checks.at_least("num_layers", model.num_layers, 2, "one layer leaves nothing to skip")
@@ -67,6 +72,20 @@ def _check_shape(model: ScratchModelConfig, checks: Checks) -> None:
     divisors = [n for n in range(1, model.num_heads + 1) if model.num_heads % n == 0]
     fits = model.num_kv_heads in divisors
     checks.require(fits, "num_kv_heads", rule, model.num_kv_heads, _try(divisors, model.num_kv_heads))
+
+
+def _check_experts(model: ScratchMoeConfig, checks: Checks) -> None:
+    """Check 2 <= k < E, and widths that the grouped matrix product can address."""
+    enough = checks.at_least(
+        "experts_per_token", model.experts_per_token, 2, "a draft needs fewer than k experts"
+    )
+    rule = f"must exceed model.experts_per_token, {model.experts_per_token}"
+    more = model.num_experts > model.experts_per_token
+    checks.require(more or not enough, "num_experts", rule, model.num_experts)
+    for key in ("hidden_size", "intermediate_size"):
+        size = getattr(model, key)
+        rule = "must be a multiple of 8 in a mixture of experts, whose matrix product needs aligned rows"
+        checks.require(size % 8 == 0, key, rule, size, f"try {max(8, round(size / 8) * 8)}")
 
 
 def _head_counts(model: ScratchModelConfig) -> list[int]:

@@ -11,6 +11,7 @@ from ssd_train.config.schema import (
     EarlyExitConfig,
     LayerDropoutConfig,
     LayerSkipConfig,
+    MoeConfig,
     PlainConfig,
     RecipeConfig,
     Root,
@@ -20,6 +21,7 @@ LAYER_SCALES = ("exp", "linear", "uniform")
 TIME_SCALES = ("const", "exp")
 EXIT_WEIGHTS = ("sum", "linear", "uniform")
 CURRICULA = ("rotational", "gradual", "all", "none")
+RENORMS = ("model", "full_mass")
 DIRECTIONS = ("forward", "reverse", "both", "js")
 
 
@@ -71,6 +73,23 @@ def _check_early_exit(loss: EarlyExitConfig, checks: Checks) -> None:
     checks.require(used, "ce_weight", rule, loss.ce_weight, "curriculum=none switches the exits off")
 
 
+def _moe(recipe: RecipeConfig, _layers: int | None, checks: Checks) -> None:
+    assert isinstance(recipe, MoeConfig)
+    checks.choice("renorm", recipe.renorm, RENORMS)
+    checks.choice("kl_direction", recipe.kl_direction, DIRECTIONS)
+    for key in ("ce_weight", "kl_weight", "balance_weight", "overlap_weight"):
+        checks.at_least(key, getattr(recipe, key), 0)
+    checks.at_least("overlap_window", recipe.overlap_window, 2)
+    for key in ("block", "chunk_tokens"):
+        checks.at_least(key, getattr(recipe, key), 1)
+    checks.require(len(recipe.at_hand) > 0, "at_hand", "must not be empty", [], "try [1.0]")
+    for index, share in enumerate(recipe.at_hand):
+        checks.require(0 < share <= 1, f"at_hand.{index}", "must be above 0 and at most 1", share)
+    checks.require(recipe.k_draft != [], "k_draft", "must not be empty", [], "null draws from 1 to k")
+    for index, k_draft in enumerate(recipe.k_draft or []):
+        checks.at_least(f"k_draft.{index}", k_draft, 1)
+
+
 def _plain(recipe: RecipeConfig, _layers: int | None, checks: Checks) -> None:
     assert isinstance(recipe, PlainConfig)
     checks.at_least("chunk_tokens", recipe.chunk_tokens, 1)
@@ -78,6 +97,7 @@ def _plain(recipe: RecipeConfig, _layers: int | None, checks: Checks) -> None:
 
 _RULES: dict[str, Callable[[RecipeConfig, int | None, Checks], None]] = {
     "layerskip": _layerskip,
+    "moe": _moe,
     "plain": _plain,
     "asr_ctc": check_asr_ctc,
 }

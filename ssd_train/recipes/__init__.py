@@ -8,9 +8,15 @@ from ssd_train.config.schema import RecipeConfig
 from ssd_train.recipes.asr_ctc import ASRCTCRecipe
 from ssd_train.recipes.base import Batch, Ratio, Recipe, StepContext, StepOutput, TrainingData
 from ssd_train.recipes.layerskip import LayerSkipRecipe
+from ssd_train.recipes.moe import MoeRecipe
 from ssd_train.recipes.plain import PlainRecipe
 
-REGISTRY: dict[str, Any] = {"asr_ctc": ASRCTCRecipe, "layerskip": LayerSkipRecipe, "plain": PlainRecipe}
+REGISTRY: dict[str, Any] = {
+    "asr_ctc": ASRCTCRecipe,
+    "layerskip": LayerSkipRecipe,
+    "moe": MoeRecipe,
+    "plain": PlainRecipe,
+}
 
 __all__ = ["REGISTRY", "Batch", "Ratio", "Recipe", "StepContext", "StepOutput", "TrainingData", "build"]
 

@@ -71,7 +71,7 @@ class CausalRecipe(Recipe):
             metrics[f"{name}_loss"] = (seen.cross_entropy[index], count)
             metrics[f"{name}_agreement"] = (seen.match[index].sum(), count)
             metrics[f"{name}_overlap"] = (seen.overlap[index].sum(), count)
-            metrics[f"{name}_tau"] = _acceptance(seen.match[index], rows)
+            metrics[f"{name}_tau"] = acceptance(seen.match[index], rows)
         if layers:
             metrics["tau_sim"] = metrics[f"exit_{self.reference_exit()}_tau"]
         return metrics
@@ -125,7 +125,7 @@ def _counted(hidden: Tensor, mask: Tensor | None) -> Tensor:
     return shifted.reshape(-1, hidden.shape[-1]) if mask is None else shifted[mask]
 
 
-def _acceptance(match: Tensor, rows: Sequence[int]) -> Ratio:
+def acceptance(match: Tensor, rows: Sequence[int]) -> Ratio:
     """Return the ratio of the simulated acceptance length over all starts of all rows."""
     starts = [acceptance_length(row, TAU_GAMMA) for row in match.split(list(rows)) if row.numel()]
     total = (

@@ -1,0 +1,151 @@
+"""Where experts come from: a file read past the page cache, or CPU memory."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from pathlib import Path
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from ssd_infer.errors import CheckpointError
+from ssd_infer.experts.files import StoreIndex, read_index
+from ssd_infer.experts.layout import MoeLayer
+
+Key = tuple[int, int]
+"""(decoder layer, expert)."""
+Access = Literal["direct", "drop", "cached"]
+_PAGE = 4096
+
+
+class ExpertStore(Protocol):
+    """Experts by (layer, expert); `read` may be called from another thread than the one that computes."""
+
+    shapes: tuple[tuple[int, int], tuple[int, int]]
+    dtype: torch.dtype
+    expert_bytes: int
+    keys: tuple[Key, ...]
+
+    def buffer(self) -> ExpertBuffer:
+        """Return room for one expert."""
+
+    def read(self, key: Key, into: ExpertBuffer) -> None:
+        """Fill `into` with the expert `key`; raises CheckpointError when it cannot be had whole."""
+
+
+class ExpertBuffer:
+    """Page-aligned memory for one expert; `matrices` are views of what was read last."""
+
+    def __init__(self, size: int) -> None:
+        """Reserve `size` bytes, rounded up so that any unaligned extent fits."""
+        self.memory = mmap.mmap(-1, -(-size // _PAGE) * _PAGE + 2 * _PAGE)
+        self.matrices: tuple[Tensor, Tensor] | None = None
+
+    def expose(
+        self, offset: int, shapes: tuple[tuple[int, int], tuple[int, int]], dtype: torch.dtype
+    ) -> None:
+        """Let `matrices` be what lies `offset` bytes into the memory."""
+        parts = []
+        for rows, columns in shapes:
+            count = rows * columns
+            flat = torch.frombuffer(self.memory, dtype=dtype, count=count, offset=offset)
+            parts.append(flat.view(rows, columns))
+            offset += count * dtype.itemsize
+        self.matrices = parts[0], parts[1]
+
+
+class DiskStore:
+    """Experts in a file of `files.write_store`.
+
+    `direct` reads with O_DIRECT, so neither the page cache nor its memory takes part; `drop` reads through the cache
+    and drops the pages at once, for file systems without direct reads; `cached` leaves them, for comparison only.
+    """
+
+    def __init__(self, folder: Path, access: Access = "direct") -> None:
+        """Open the store in `folder`; raises CheckpointError when it is missing, damaged, or cannot be read so."""
+        self.index: StoreIndex = read_index(folder)
+        self.shapes, self.dtype = self.index.shapes, self.index.dtype
+        self.expert_bytes = self.index.expert_bytes
+        self.keys: tuple[Key, ...] = tuple(self.index.extents)
+        self.access = access
+        flags = os.O_RDONLY | (getattr(os, "O_DIRECT", 0) if access == "direct" else 0)
+        try:
+            self._file = os.open(self.index.path, flags)
+        except OSError as error:
+            hint = (
+                "; this file system has no direct reads, use access='drop'"
+                if error.errno == errno.EINVAL
+                else ""
+            )
+            raise CheckpointError(
+                f"experts.store: cannot open {str(self.index.path)!r} ({error.strerror}){hint}"
+            ) from error
+
+    def buffer(self) -> ExpertBuffer:
+        """Return room for one expert."""
+        return ExpertBuffer(self.expert_bytes)
+
+    def read(self, key: Key, into: ExpertBuffer) -> None:
+        """Read one expert in as few calls as the kernel needs."""
+        extent = self.index.extents[key]
+        first = extent.start // _PAGE * _PAGE
+        wanted = extent.start + extent.size - first
+        span = -(-wanted // _PAGE) * _PAGE
+        done = 0
+        view = memoryview(into.memory)
+        try:
+            while done < wanted:
+                got = os.preadv(self._file, [view[done:span]], first + done)
+                if got <= 0:
+                    raise CheckpointError(self._short(key, done))
+                done += got
+            if self.access == "drop":
+                os.posix_fadvise(self._file, first, span, os.POSIX_FADV_DONTNEED)
+        except OSError as error:
+            raise CheckpointError(
+                f"experts.store: expert {key[1]} of layer {key[0]} cannot be read from {str(self.index.path)!r} "
+                f"({error.strerror}); no token was chosen without it; check the disk"
+            ) from error
+        finally:
+            view.release()
+        into.expose(extent.start - first, self.shapes, self.dtype)
+
+    def _short(self, key: Key, done: int) -> str:
+        return (
+            f"experts.store: {str(self.index.path)!r} ends inside expert {key[1]} of layer {key[0]} (after {done} "
+            "bytes of it); the file was cut short while in use, and no token was chosen without it; write it again"
+        )
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+
+class MemoryStore:
+    """Experts that stay in CPU memory, for a resident set on an accelerator."""
+
+    def __init__(self, layers: list[MoeLayer]) -> None:
+        """Take the matrices of `layers` as they are."""
+        self._parts = {layer.index: layer.matrices for layer in layers}
+        first, second = layers[0].matrices
+        self.shapes = (tuple(first.shape[1:]), tuple(second.shape[1:]))  # type: ignore[assignment]
+        self.dtype, self.expert_bytes = first.dtype, layers[0].expert_bytes
+        self.keys: tuple[Key, ...] = tuple(
+            (layer.index, expert) for layer in layers for expert in range(layer.num_experts)
+        )
+
+    shapes: tuple[tuple[int, int], tuple[int, int]]
+
+    def buffer(self) -> ExpertBuffer:
+        """Return room for one expert."""
+        return ExpertBuffer(self.expert_bytes)
+
+    def read(self, key: Key, into: ExpertBuffer) -> None:
+        """Copy one expert."""
+        into.expose(0, self.shapes, self.dtype)
+        assert into.matrices is not None
+        for here, there in zip(into.matrices, self._parts[key[0]], strict=True):
+            here.copy_(there[key[1]])

@@ -1,0 +1,262 @@
+"""Experts on disk: exact output at any capacity, bounded memory, clear errors, figures that add up."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ssd_infer
+from ssd_infer.engine.target import Target
+from ssd_infer.errors import CheckpointError, ConfigError, OutputError
+from ssd_infer.experts.files import DENSE, EXPERTS, INDEX
+from ssd_infer.experts.layout import moe_layers
+from ssd_infer.experts.offload import load_offloaded, make_store, offload_to_memory
+from ssd_infer.experts.policies import POLICIES, belady_loads, replay
+from ssd_infer.experts.resident import ResidentSet
+from ssd_infer.experts.store import DiskStore
+from tests.conftest import build_model
+from tests.experts.support import EXPERTS as E
+from tests.experts.support import FAMILIES, TOP_K, build_moe, greedy, offloaded, stored
+
+ROWS = [[3, 4, 5, 6, 7], [9, 8]]
+DRAFT = {"k_draft": 2, "gamma": 4}
+
+
+def run(
+    model: Any, draft: str | None = "reduced_experts", rows: list[list[int]] = ROWS, **params: Any
+) -> Any:
+    settings = None if draft is None else DRAFT | params
+    return ssd_infer.generate(model, rows, draft=draft, draft_params=settings, max_new_tokens=16)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]]]:
+    """A saved model with its store, and its greedy text."""
+    folder = tmp_path_factory.mktemp("moe")
+    return folder, greedy(stored(folder), ROWS)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_decodes_from_disk(name: str, tmp_path: Path) -> None:
+    expected = greedy(stored(tmp_path, name), ROWS)
+    loaded, resident = offloaded(tmp_path, 0.26)
+    assert run(loaded, None).sequences == expected
+    assert run(loaded).sequences == expected
+    found = loaded.model.generate(torch.tensor(ROWS[:1]), do_sample=False, max_new_tokens=16, pad_token_id=0)
+    assert found[0, len(ROWS[0]) :].tolist() == expected[0]
+    assert len(resident.resident()) <= resident.capacity
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("slots", [TOP_K, TOP_K + 1, 13, 24])
+def test_exact_at_any_capacity(store: tuple[Path, list[list[int]]], policy: str, slots: int) -> None:
+    """Two rows and a prompt of five tokens need up to eight experts of a layer; four slots have to do."""
+    folder, expected = store
+    size = DiskStore(folder / "experts").expert_bytes
+    loaded, resident = offloaded(folder, slots * size, policy=policy, trace=True)
+    assert resident.capacity == slots
+    assert run(loaded, None).sequences == expected
+    counters = resident.counters
+    assert counters.hits + counters.reads == counters.asked  # nothing was named, so nothing was read ahead
+    visits = counters.visits
+    assert counters.reads >= belady_loads(visits, slots)
+    resident.reset_counters()
+    for rows in (ROWS, ROWS[:1]):
+        assert run(loaded, rows=rows).sequences == expected[: len(rows)]
+    assert len(resident.resident()) <= slots
+
+
+def test_reads_ahead_only_what_was_named(store: tuple[Path, list[list[int]]]) -> None:
+    folder, expected = store
+    loaded, resident = offloaded(folder, 0.5)
+    assert run(loaded, rows=ROWS[:1]).sequences == expected[:1]
+    ahead = resident.counters.ahead
+    resident.reset_counters()
+    assert run(loaded, rows=ROWS[:1], prefetch=False).sequences == expected[:1]
+    assert resident.counters.ahead == 0 < ahead
+
+
+def test_a_draft_of_resident_experts_never_waits(store: tuple[Path, list[list[int]]]) -> None:
+    folder, _ = store
+    loaded, resident = offloaded(folder, 0.5, trace=True)
+    target = Target.of(loaded.model)
+    run(loaded, None)
+    before = resident.resident()
+    from ssd_infer.experts.views import reduced_view
+
+    resident.reset_counters()
+    view = reduced_view(target, TOP_K, resident=resident)
+    cache, geometry = target.new_cache(1, 4), target.geometry(4)
+    from ssd_infer.engine.window import Window
+
+    with torch.inference_mode():
+        target.run(target.embed(torch.tensor([[5, 6, 7, 8]])), Window(geometry, [0], 4), cache, layers=view)
+    assert resident.counters.reads == 0
+    assert resident.counters.hits == resident.counters.asked > 0
+    assert resident.resident() == before
+
+
+def test_figures_add_up(store: tuple[Path, list[list[int]]]) -> None:
+    folder, _ = store
+    loaded, resident = offloaded(folder, 0.5, trace=True)
+    out = run(loaded, rows=ROWS[:1])
+    report = resident.counters.report(out.stats.total.emitted, resident.capacity, resident.store.expert_bytes)
+    assert report["bytes"] == report["reads"] * resident.store.expert_bytes
+    assert report["bytes_per_token"] == report["bytes"] / 16
+    assert report["belady_reads"] <= report["reads"] - report["wasted"]
+    assert out.stats.report["experts"]["reads"] == report["reads"]
+    json.dumps(out.stats.report)
+
+
+def test_lru_never_beats_belady() -> None:
+    generator = torch.Generator().manual_seed(3)
+    visits = [(step % 3, torch.randperm(E, generator=generator)[:TOP_K].tolist()) for step in range(200)]
+    for capacity in (4, 6, 12, 24):
+        best = belady_loads(visits, capacity)
+        for kind in POLICIES.values():
+            assert replay(visits, capacity, kind()) >= best
+    assert belady_loads(visits, 24) == 24
+    assert belady_loads([(0, [0, 1]), (0, [2]), (0, [0, 1])], 2) == 3  # 2 passes through
+
+
+def test_memory_holds_the_store_of_a_view(store: tuple[Path, list[list[int]]]) -> None:
+    """A user's own model is offloaded in a view: same output, nothing of the model changed."""
+    model = build_moe()
+    target = Target.of(model)
+    modules = {name: id(module) for name, module in model.named_modules()}
+    layers, resident = offload_to_memory(model, 0.3)
+    from ssd_infer.engine.window import Window
+
+    ids = torch.arange(2, 8)[None]
+    with torch.inference_mode():
+        cache, window = target.new_cache(1, 6), Window(target.geometry(6), [0], 6)
+        found = target.logits(target.run(target.embed(ids), window, cache, layers=layers))
+        assert torch.allclose(found, model(input_ids=ids).logits, atol=1e-10)
+    assert {name: id(module) for name, module in model.named_modules()} == modules
+    assert model.config._experts_implementation == "eager"
+    assert resident.counters.reads > 0
+
+
+def test_a_budget_below_one_layers_need_is_refused(store: tuple[Path, list[list[int]]]) -> None:
+    folder, _ = store
+    with pytest.raises(ConfigError, match=r"experts\.budget: must hold the 4 experts.*try 0\.167"):
+        load_offloaded(folder, 0.1)
+    with pytest.raises(ConfigError, match=r"experts\.budget: must be above 0"):
+        load_offloaded(folder, 0)
+    with pytest.raises(ConfigError, match=r"experts\.policy"):
+        load_offloaded(folder, 0.5, policy="mru")
+
+
+def test_a_store_cut_short_in_the_middle_of_a_generation_is_an_error_and_no_text(tmp_path: Path) -> None:
+    expected = greedy(stored(tmp_path), ROWS[:1])
+    loaded, _ = offloaded(tmp_path, 0.2)
+    seen: list[int] = []
+
+    def cut(_row: int, tokens: list[int]) -> None:
+        seen.extend(tokens)
+        os.truncate(tmp_path / "experts" / EXPERTS, 8192)
+
+    with pytest.raises(CheckpointError, match=r"ends inside expert \d of layer \d"):
+        ssd_infer.generate(
+            loaded, ROWS[:1], draft="reduced_experts", draft_params=DRAFT, max_new_tokens=16, streamer=cut
+        )
+    assert seen == expected[0][: len(seen)]
+    assert len(seen) < 16
+
+
+def test_damaged_and_missing_stores_are_refused(tmp_path: Path) -> None:
+    stored(tmp_path)
+    path = tmp_path / "experts" / EXPERTS
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-5])
+    with pytest.raises(CheckpointError, match="bytes long, its header says"):
+        load_offloaded(tmp_path, 0.5)
+    path.write_bytes(b"\xff" * 64)
+    with pytest.raises(CheckpointError, match="is damaged"):
+        load_offloaded(tmp_path, 0.5)
+    path.unlink()
+    with pytest.raises(CheckpointError, match="no readable expert store"):
+        load_offloaded(tmp_path, 0.5)
+    path.write_bytes(whole)
+    (tmp_path / "experts" / INDEX).write_text('{"version": 9, "shapes": [[1, 2]]}')
+    with pytest.raises(CheckpointError, match=r"experts\.store"):
+        load_offloaded(tmp_path, 0.5)
+
+
+def test_the_store_of_another_model_is_refused(tmp_path: Path) -> None:
+    stored(tmp_path / "one")
+    build_moe(layers=2).save_pretrained(tmp_path / "two")
+    with pytest.raises(CheckpointError, match="another model"):
+        load_offloaded(tmp_path / "two", 0.5, store=tmp_path / "one" / "experts")
+
+
+def test_a_store_that_cannot_be_written_or_made_says_so(tmp_path: Path) -> None:
+    build_moe().save_pretrained(tmp_path / "moe")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="cannot write"):
+        make_store(tmp_path / "moe", tmp_path / "file" / "store")
+    build_model().save_pretrained(tmp_path / "dense")
+    with pytest.raises(ConfigError, match="no routed experts"):
+        make_store(tmp_path / "dense")
+
+
+def test_reading_needs_no_writable_disk(tmp_path: Path) -> None:
+    expected = greedy(stored(tmp_path), ROWS)
+    for path in sorted(tmp_path.rglob("*"), reverse=True):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    loaded, _ = offloaded(tmp_path, 0.5)
+    assert run(loaded).sequences == expected
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+    for path in tmp_path.rglob("*"):
+        path.chmod(0o755)
+
+
+@pytest.mark.parametrize("access", ["drop", "cached"])
+def test_other_ways_to_read_give_the_same(store: tuple[Path, list[list[int]]], access: Any) -> None:
+    folder, expected = store
+    loaded, _ = offloaded(folder, 0.5, access=access)
+    assert run(loaded, rows=ROWS[:1]).sequences == expected[:1]
+
+
+def test_a_store_is_plain_safetensors(store: tuple[Path, list[list[int]]]) -> None:
+    from safetensors import safe_open
+
+    folder, _ = store
+    model = build_moe()
+    with safe_open(str(folder / "experts" / EXPERTS), "pt") as file:
+        assert len(file.keys()) == 3 * E
+        first, second = moe_layers(model.model.layers)[1].matrices
+        flat = torch.cat([first[5].reshape(-1), second[5].reshape(-1)])
+        assert torch.equal(file.get_tensor("layers.1.experts.5"), flat)
+    assert (folder / "experts" / DENSE).stat().st_size < (folder / "experts" / EXPERTS).stat().st_size * 2
+
+
+def test_auto_works_on_disk(store: tuple[Path, list[list[int]]]) -> None:
+    folder, expected = store
+    loaded, _ = offloaded(folder, 0.5)
+    out = ssd_infer.generate(loaded, ROWS[:1], draft="reduced_experts", max_new_tokens=16)
+    assert out.sequences == expected[:1]
+    assert "predicted" in out.note
+
+
+def test_readers_stop_with_the_set_they_read_for(store: tuple[Path, list[list[int]]]) -> None:
+    import gc
+    import threading
+
+    folder, _ = store
+    disk = DiskStore(folder / "experts")
+    resident = ResidentSet(disk, 6 * disk.expert_bytes, TOP_K)
+    for _ in resident.visit(0, {0: 1, 1: 1}):
+        pass
+    del resident
+    gc.collect()
+    for thread in threading.enumerate():
+        if thread.name.startswith("ssd-experts"):
+            thread.join(5)
+    assert not [t for t in threading.enumerate() if t.name.startswith("ssd-experts") and t.is_alive()]

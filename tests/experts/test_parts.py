@@ -1,0 +1,97 @@
+"""U(T), routing with fewer experts, calibration of trust, the cost model, one by one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from scipy.stats import beta
+
+from ssd_infer.experts.costs import MoeCosts
+from ssd_infer.experts.record import NOTHING, Round, Rounds, calibrate_trust, upper_bound
+from ssd_infer.experts.routing import choose
+from ssd_infer.experts.union import iid_union, membership, overlap, recent_experts, union_size
+
+
+@pytest.mark.parametrize(
+    ("experts", "top_k", "shares"),
+    [
+        (64, 6, (1.91, 3.47, 4.15, 5.81)),
+        (64, 8, (1.88, 3.31, 3.90, 5.25)),
+        (128, 8, (1.94, 3.64, 4.41, 6.45)),
+        (60, 4, (1.93, 3.62, 4.38, 6.36)),
+        (8, 2, (1.75, 2.73, 3.05, 3.60)),
+    ],
+)
+def test_union_of_independent_routing_is_the_table(
+    experts: int, top_k: int, shares: tuple[float, ...]
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.rand(20000, experts, generator=generator)
+    used = membership(scores.topk(top_k, dim=-1).indices, experts)
+    for window, share in zip((2, 4, 5, 8), shares, strict=True):
+        assert iid_union(experts, top_k, window) / top_k == pytest.approx(share, abs=0.006)
+        assert float(union_size(used, window)) / top_k == pytest.approx(share, rel=0.01)
+
+
+def test_overlap_of_equal_neighbours_is_one() -> None:
+    used = membership(torch.tensor([[0, 1], [0, 1], [1, 2]]), 4)
+    assert overlap(used) == pytest.approx(0.75)
+    assert float(union_size(used, 3)) == 3.0
+
+
+def test_recent_experts_are_those_of_the_block_before() -> None:
+    index = torch.tensor([[[0, 1], [0, 2], [3, 4], [3, 5], [0, 1]]])
+    held = recent_experts(membership(index, 6), block=2, keep=1)[0]
+    assert held[:2].all()
+    assert held[2].tolist() == held[3].tolist() == [True, False, False, False, False, False]
+    assert held[4].tolist() == [False, False, False, True, False, False]
+    assert recent_experts(membership(index, 6), block=2, keep=6).all()
+
+
+def test_choice_keeps_the_best_allowed() -> None:
+    weights = torch.tensor([[0.4, 0.3, 0.2, 0.1]])
+    picked, index = choose(weights, 3, 2, "model", normalised=False, allowed=None)
+    assert index.tolist() == [[0, 1]]
+    assert torch.allclose(picked, torch.tensor([[0.4, 0.3]]))
+    picked, _ = choose(weights, 3, 2, "full_mass", normalised=False, allowed=None)
+    assert float(picked.sum()) == pytest.approx(0.9)
+    allowed = torch.tensor([False, True, False, True])
+    picked, index = choose(weights, 3, 2, "model", normalised=True, allowed=allowed)
+    assert index.tolist() == [[1, 3]]
+    assert torch.allclose(picked, torch.tensor([[0.75, 0.25]]))
+    picked, index = choose(
+        weights, 3, 2, "model", normalised=True, allowed=torch.tensor([False, True, False, False])
+    )
+    assert (index[0, 0], picked.tolist()) == (1, [[1.0, 0.0]])
+
+
+@pytest.mark.parametrize(("events", "trials"), [(0, 10), (3, 50), (17, 900), (50, 50)])
+def test_the_bound_is_clopper_and_pearsons(events: int, trials: int) -> None:
+    expected = 1.0 if events == trials else beta.ppf(0.95, events + 1, trials - events)
+    assert upper_bound(events, trials) == pytest.approx(expected, abs=1e-9)
+
+
+def test_trust_begins_at_the_smallest_confidence_that_is_safe() -> None:
+    judged = [(0.99, True)] * 300 + [(0.9, True)] * 300 + [(0.9, False)] * 3 + [(0.5, False)] * 100
+    found = calibrate_trust(judged, eps=0.02)
+    assert (found.threshold, found.count) == (0.9, 603)
+    assert found.bound is not None
+    assert found.bound <= 0.02
+    assert found.coverage == pytest.approx(603 / 703)
+    assert calibrate_trust(judged[:20], eps=0.02) == NOTHING
+
+
+def test_rounds_tell_what_another_length_or_stop_would_have_given() -> None:
+    rounds = Rounds([Round((0.9, 0.8, 0.2, 0.9), 2), Round((0.9, 0.9, 0.9, 0.9), 4)])
+    assert rounds.outcome(4, 0.0) == (4.0, 4.0)
+    assert rounds.outcome(1, 0.0) == (2.0, 1.0)
+    assert rounds.outcome(4, 0.5) == (4.0, 3.5)
+    assert rounds.judged()[:3] == [(0.9, True), (0.8, True), (0.2, False)]
+    assert rounds.shares(3) == [2.5 / 3, 2.5 / 3, 1.5 / 3]
+
+
+def test_predicted_speedup_is_emitted_over_measured_seconds() -> None:
+    costs = MoeCosts(plain=10.0, draft=1.0, widths=(2, 3), verify=(14.0, 18.0), union=(1.0, 1.0), top_k=1)
+    assert costs.speedup(emitted=2.0, drafted=1.0) == pytest.approx(20 / 15)
+    assert costs.verify_at(1) == 10.0
+    assert costs.verify_at(5) == 26.0
