@@ -1,8 +1,8 @@
 """Muon for the layers' matrices with AdamW for everything else, as one optimizer.
 
 Muon orthogonalises the momentum of a matrix before applying it (Jordan et al., 2024); torch ships it since 2.9. It
-is for hidden matrices only: embeddings, head and norms keep AdamW. On the small deep models of the embedded default
-it reaches a given loss in far fewer steps.
+is for hidden matrices only: embeddings, head, norms and the routers of a mixture of experts keep AdamW. On the small
+models of the embedded default it reaches a given loss in far fewer steps.
 """
 
 from __future__ import annotations
@@ -15,34 +15,35 @@ from torch import Tensor, nn
 
 from ssd_infer.errors import ConfigError, Problem
 from ssd_train.config.schema import Root
+from ssd_train.muon import StackedMuon
 
 
 class MuonAdamW(torch.optim.Optimizer):
-    """Two optimizers behind one face: groups, state and schedule are theirs, joined.
+    """Several optimizers behind one face: groups, state and schedule are theirs, joined.
 
-    A scheduler scales the groups of both, each from its own learning rate.
+    A scheduler scales the groups of all, each from its own learning rate.
     """
 
-    def __init__(self, muon: torch.optim.Optimizer, adamw: torch.optim.Optimizer) -> None:
-        """Join `muon` and `adamw`; the joined groups are the very dictionaries of the two."""
-        self.parts = (muon, adamw)
-        super().__init__([*muon.param_groups, *adamw.param_groups], {})
+    def __init__(self, *parts: torch.optim.Optimizer) -> None:
+        """Join `parts`; the joined groups are the very dictionaries of theirs."""
+        self.parts = parts
+        super().__init__([group for part in parts for group in part.param_groups], {})
         self._rejoin()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step of both; a closure is evaluated once, before either moves a weight."""
+        """Take one step of all; a closure is evaluated once, before any moves a weight."""
         loss = None if closure is None else torch.enable_grad()(closure)()
         for part in self.parts:
             part.step()
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of both."""
+        """Return the states of all."""
         return {"parts": [part.state_dict() for part in self.parts]}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore both."""
+        """Restore all."""
         for part, saved in zip(self.parts, state_dict["parts"], strict=True):
             part.load_state_dict(saved)
         self._rejoin()
@@ -54,7 +55,7 @@ class MuonAdamW(torch.optim.Optimizer):
 
 
 class _JoinedState(dict[Tensor, Any]):
-    """A live view of both parts' state: what accelerate and torch look up by parameter."""
+    """A live view of the parts' state: what accelerate and torch look up by parameter."""
 
     def __init__(self, parts: tuple[torch.optim.Optimizer, ...]) -> None:
         super().__init__()
@@ -83,14 +84,18 @@ def custom_optimizer(cfg: Root) -> tuple[Any, dict[str, Any]] | None:
 
 def build_muon(model: nn.Module, cfg: Root) -> MuonAdamW:
     """Give hidden matrices to Muon and everything else to AdamW; weight decay spares vectors."""
-    hidden, tables, vectors = _split(model)
-    train = cfg.train
-    muon = torch.optim.Muon(
-        hidden,
-        lr=cfg.optim.muon_learning_rate,
-        momentum=cfg.optim.muon_momentum,
-        weight_decay=train.weight_decay * cfg.optim.muon_decay_share,
+    hidden, stacks, tables, vectors = _split(model)
+    train, optim = cfg.train, cfg.optim
+    rate, momentum, decay = (
+        optim.muon_learning_rate,
+        optim.muon_momentum,
+        train.weight_decay * optim.muon_decay_share,
     )
+    muon: list[torch.optim.Optimizer] = [
+        torch.optim.Muon(hidden, lr=rate, momentum=momentum, weight_decay=decay)
+    ]
+    if stacks:
+        muon.append(StackedMuon(stacks, lr=rate, momentum=momentum, weight_decay=decay))
     groups = [{"params": tables, "weight_decay": 0.0}, {"params": vectors, "weight_decay": 0.0}]
     betas = (train.adam_beta1, train.adam_beta2)
     adamw = torch.optim.AdamW(
@@ -99,18 +104,20 @@ def build_muon(model: nn.Module, cfg: Root) -> MuonAdamW:
         betas=betas,
         eps=cfg.optim.epsilon,
     )
-    return MuonAdamW(muon, adamw)
+    return MuonAdamW(*muon, adamw)
 
 
-def _split(model: nn.Module) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Return (matrices inside layers, embedding and head tables, vectors) that are trained."""
+def _split(model: nn.Module) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:
+    """Return (matrices inside layers, stacks of experts, tables and routers, vectors) that are trained."""
     outside = {
         id(p) for module in model.modules() if isinstance(module, nn.Embedding) for p in module.parameters()
     }
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None  # type: ignore[operator]
     outside |= set() if head is None else {id(p) for p in head.parameters()}
+    outside |= {id(p) for module in model.modules() if hasattr(module, "top_k") for p in module.parameters()}
     trained: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
     hidden = [p for p in trained if p.dim() == 2 and id(p) not in outside]
-    inside = {id(p) for p in hidden}
+    stacks = [p for p in trained if p.dim() == 3]
+    inside = {id(p) for p in (*hidden, *stacks)}
     tables = [p for p in trained if p.dim() != 1 and id(p) not in inside]
-    return hidden, tables, [p for p in trained if p.dim() == 1]
+    return hidden, stacks, tables, [p for p in trained if p.dim() == 1]

@@ -10,6 +10,7 @@ from ssd_infer.evaluation.bootstrap import Ratio, speed_ratio
 from ssd_infer.evaluation.contenders import Contender, Sampling
 from ssd_infer.evaluation.cost_model import Cost, measured_cost
 from ssd_infer.evaluation.losslessness import LosslessResult
+from ssd_infer.evaluation.lossy import pooled
 from ssd_infer.evaluation.measure import Measurements
 from ssd_infer.evaluation.repetition import repetition
 from ssd_infer.evaluation.strategies import Absent
@@ -215,9 +216,13 @@ def _extra(contender: Contender, board: Scoreboard, cost: Cost) -> dict[str, Any
 
 
 def _drafter_report(name: str, found: Measurements) -> dict[str, Any]:
-    """Return what the drafter said of its last call: what it searched, chose or switched off."""
+    """Return what the drafter said of its last call: what it searched, chose or switched off.
+
+    Under `lossy` stands what it said of all calls about tokens it emitted uncompared.
+    """
     said = [record.decoded.stats.report for record in found.records[name] if record.decoded.stats]
-    return dict(said[-1]) if said else {}
+    lossy = pooled(said)
+    return (dict(said[-1]) if said else {}) | ({"lossy": lossy} if lossy else {})
 
 
 def _sample_alpha(name: str, found: Measurements) -> float | None:

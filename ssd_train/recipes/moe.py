@@ -42,27 +42,28 @@ class MoeRecipe(CausalRecipe):
 
     def step(self, model: nn.Module, inputs: Batch, context: StepContext) -> StepOutput:
         """Return the summed loss of the full model, of one random draft of it, and of the routers."""
-        settings, denom = self.config, self.denominator(inputs)
+        settings, denom, shape = self.config, self.denominator(inputs), inputs["input_ids"].shape
         with self.routers.listening() as heard:
-            full = self.states(model, inputs, [])
-        k_draft, held = self.draw(context)
-        shape = inputs["input_ids"].shape
-        with self.routers.reduced(k_draft, settings.renorm, self.at_hand(heard, shape, held)):
-            draft = self.states(model, inputs, [])
-        full.exits = [draft.final]
-        sums = self.loss(full, [self.term()], final_weight=1.0, detach_head=False, detailed=context.detailed)
+            states = self.states(model, inputs, [])
+        drafts = settings.ce_weight > 0 or settings.kl_weight > 0
+        if drafts:
+            k_draft, held = self.draw(context)
+            with self.routers.reduced(k_draft, settings.renorm, self.at_hand(heard, shape, held)):
+                states.exits = [self.states(model, inputs, []).final]
+        exits = [self.term()] if drafts else []
+        sums = self.loss(states, exits, final_weight=1.0, detach_head=False, detailed=context.detailed)
         balance, union = self.router_terms(heard, shape)
         per_token = settings.balance_weight * balance + settings.overlap_weight * union
         terms: dict[str, Ratio] = {
             "final_loss": (sums.final, denom),
-            "draft_loss": (sums.cross_entropy[0], denom),
-            **{f"draft_{name}": (value, denom) for name, value in sums.divergence[0].items()},
             "balance": (balance.detach() * denom, denom),
             "expected_union": (union.detach() * denom, denom),
         }
-        metrics = (
-            {"draft_agreement": (sums.agreed[0], denom), **_loads(heard, denom)} if context.detailed else {}
-        )
+        for nll, divergences in zip(sums.cross_entropy, sums.divergence, strict=True):
+            terms |= {"draft_loss": (nll, denom)}
+            terms |= {f"draft_{name}": (value, denom) for name, value in divergences.items()}
+        metrics = _loads(heard, denom) if context.detailed else {}
+        metrics |= {"draft_agreement": (agreed, denom) for agreed in sums.agreed}
         return StepOutput(sums.total + per_token * denom, denom, metrics, terms)
 
     def draw(self, context: StepContext) -> tuple[int, int]:

@@ -115,6 +115,14 @@ def test_a_step_is_the_sum_of_its_terms() -> None:
     assert {"router_0_peak_load", "router_2_entropy", "draft_agreement"} <= set(out.metrics)
 
 
+def test_without_a_draft_loss_no_draft_is_run() -> None:
+    recipe, model = build(MoeConfig(ce_weight=0.0, kl_weight=0.0)), tiny_moe()
+    recipe.prepare(model)
+    out = recipe.step(model, {"input_ids": tokens(2, 16)}, StepContext(0, 10, detailed=True))
+    assert set(out.loss_terms) == {"final_loss", "balance", "expected_union"}
+    assert "draft_agreement" not in out.metrics
+
+
 def test_what_a_step_draws_follows_from_seed_and_step() -> None:
     recipe = MoeRecipe(MoeConfig())
     recipe.prepare(tiny_moe())

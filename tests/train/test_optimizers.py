@@ -6,8 +6,10 @@ import torch
 from torch import nn
 
 from ssd_train.config.load import load_config
+from ssd_train.muon import StackedMuon, orthogonalise
 from ssd_train.optimizers import MuonAdamW, build_muon, custom_optimizer
 from tests.conftest import build_model
+from tests.experts.support import build_moe
 
 OVERRIDES = ["+recipe=layerskip", "model=tiny", "data.block_size=64"]
 
@@ -27,6 +29,39 @@ def test_every_parameter_has_exactly_one_optimizer() -> None:
     assert muon | adamw == {id(p) for p in model.parameters()}
     inside = {id(p) for p in model.model.layers.parameters() if p.dim() == 2}
     assert muon == inside
+
+
+def test_experts_go_to_muon_and_routers_do_not() -> None:
+    model = build_moe(dtype=torch.float32)
+    optimizer = build_muon(model, load_config(OVERRIDES))
+    muon, stacked, adamw = (
+        {id(p) for g in part.param_groups for p in g["params"]} for part in optimizer.parts
+    )
+    assert muon | stacked | adamw == {id(p) for p in model.parameters()}
+    layer = model.model.layers[0]
+    assert {id(layer.mlp.experts.gate_up_proj), id(layer.mlp.experts.down_proj)} <= stacked
+    assert id(layer.mlp.gate.weight) in adamw
+    assert id(layer.self_attn.q_proj.weight) in muon
+
+
+def test_a_stack_moves_as_its_matrices_would_alone() -> None:
+    torch.manual_seed(0)
+    start, grads = torch.randn(3, 24, 16), torch.randn(4, 3, 24, 16)
+    stack = nn.Parameter(start.clone())
+    alone = [nn.Parameter(part.clone()) for part in start]
+    settings = {"lr": 0.02, "momentum": 0.95, "weight_decay": 0.1}
+    ours = StackedMuon([stack], **settings)
+    theirs = torch.optim.Muon(alone, **settings)
+    for grad in grads:
+        stack.grad = grad.clone()
+        for parameter, part in zip(alone, grad, strict=True):
+            parameter.grad = part.clone()
+        ours.step()
+        theirs.step()
+    assert torch.allclose(stack, torch.stack(list(alone)), atol=2e-3)
+    values = torch.linalg.svdvals(orthogonalise(start).float())
+    assert values.min() > 0.4
+    assert values.max() < 1.4
 
 
 def test_a_scheduler_scales_both_parts_from_their_own_rate() -> None:
