@@ -49,7 +49,7 @@ class ReducedExpertsParams(DraftParams):
     """Mode adaptive: confidence from which a draft is not compared; auto calibrates it, above 1 compares all."""
     eps: float = 0.02
     """Mode adaptive: highest share of wrong tokens among those not compared, with 95 % confidence."""
-    max_window: int = 24
+    max_window: int = 64
     """Mode adaptive: most tokens between two verify passes."""
 
     def problems(self, target: Target) -> list[Problem]:

@@ -63,7 +63,8 @@ class MoeRecipe(CausalRecipe):
             terms |= {"draft_loss": (nll, denom)}
             terms |= {f"draft_{name}": (value, denom) for name, value in divergences.items()}
         metrics = _loads(heard, denom) if context.detailed else {}
-        metrics |= {"draft_agreement": (agreed, denom) for agreed in sums.agreed}
+        if sums.agreed:
+            metrics["draft_agreement"] = (sums.agreed[0], denom)
         return StepOutput(sums.total + per_token * denom, denom, metrics, terms)
 
     def draw(self, context: StepContext) -> tuple[int, int]:
