@@ -62,6 +62,8 @@ class EvalSettings:
     """Precision of weights and arithmetic: float32, bfloat16, float16 or float64."""
     device: str = "auto"
     """auto, cpu, cuda or mps."""
+    expert_budget: float = 0.0
+    """Keep at most this share of a mixture's routed experts in memory, the others on disk; 0 keeps all in memory."""
     threads: int = 0
     """CPU threads of torch; 0 leaves torch's choice."""
     seed: int = 0
@@ -127,6 +129,7 @@ def validate(settings: EvalSettings, checks: Checks) -> None:
         checks.at_least(key, getattr(settings, key), 1)
     for key in ("threads", "seed", "top_k", "search_seconds"):
         checks.at_least(key, getattr(settings, key), 0)
+    checks.within("expert_budget", settings.expert_budget, 0, 1)
     checks.choice("dtype", settings.dtype, DTYPES)
     checks.choice("device", settings.device.partition(":")[0], DEVICES)
     checks.require(0 < settings.top_p <= 1, "top_p", "must be above 0 and at most 1", settings.top_p)

@@ -20,6 +20,7 @@ from ssd_infer.evaluation.strategies import check_draft, find_target
 from ssd_infer.evaluation.tasks import Task, build_tasks, calibration_prompts
 from ssd_infer.evaluation.tasks.shift_text import SHIFT_TASK, shift_streams
 from ssd_infer.evaluation.vocabulary import check_ids
+from ssd_infer.loading import Loaded
 from ssd_infer.settings import EvalSettings
 
 Say = Callable[[str], None]
@@ -64,7 +65,7 @@ def open_bench(settings: EvalSettings, say: Say) -> Bench:
     check_device(settings.device)
     budget = Budget(settings.max_minutes)
     say("loading the checkpoint")
-    loaded = ssd_infer.load(settings.checkpoint, dtype=settings.dtype, device=settings.device)
+    loaded = _load(settings)
     model: nn.Module = loaded.model
     say("choosing prompts")
     tasks = build_tasks(
@@ -105,6 +106,16 @@ def _shift(settings: EvalSettings, tokenizer: Any, model: Any) -> list[list[list
     for stream in streams:
         check_ids(SHIFT_TASK, stream, vocab_size(model))
     return streams
+
+
+def _load(settings: EvalSettings) -> Loaded:
+    """Load the checkpoint, its experts on disk if only a share of them may be in memory."""
+    if not settings.expert_budget:
+        return ssd_infer.load(settings.checkpoint, dtype=settings.dtype, device=settings.device)
+    from ssd_infer.experts.offload import evaluation_model
+
+    device = None if settings.device == "auto" else settings.device
+    return evaluation_model(settings.checkpoint, settings.expert_budget, settings.dtype, device)
 
 
 def vocab_size(model: Any) -> int:

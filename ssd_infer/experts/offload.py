@@ -152,6 +152,20 @@ def load_offloaded(
     )
 
 
+def evaluation_model(checkpoint: str, budget: float, dtype: str, device: str | None) -> Loaded:
+    """Return `checkpoint` with its experts on disk; writes the store first where there is none.
+
+    Raises ConfigError unless the store holds experts of `dtype`: they are read as they are, not converted.
+    """
+    folder = Path(checkpoint) / FOLDER
+    index = read_index(folder) if folder.exists() else make_store(checkpoint)
+    if index.dtype != getattr(torch, dtype):
+        name = str(index.dtype).removeprefix("torch.")
+        rule = f"must be {name}, which the experts on disk are"
+        raise ConfigError([Problem("dtype", rule, dtype, f"use dtype={name}")])
+    return load_offloaded(checkpoint, budget, device=device)
+
+
 def attach(
     model: Any, store: ExpertStore, budget: float, policy: str, device: torch.device, *, trace: bool = False
 ) -> ResidentSet:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -91,17 +91,15 @@ class ResidentSet:
         try:
             for expert in ready:
                 yield expert, self._slots[layer, expert].matrices
-                self._done((layer, expert))
+                if waiting:  # room for what is still to come
+                    self._let_go((layer, expert))
             while waiting:
                 expert = self._await(layer, waiting)
                 yield expert, self._slots[layer, expert].matrices
                 waiting.remove(expert)
-                self._done((layer, expert))
+                self._let_go((layer, expert))
         finally:
-            with self._lock:
-                self._leased = None
-                self._pinned.clear()
-                self._demand.clear()
+            self._leave(layer, tokens)
 
     def at_hand(self, layer: int) -> Tensor:
         """Return which experts `(E,)` of `layer` are resident; they stay until the layer's next visit is over."""
@@ -165,15 +163,29 @@ class ResidentSet:
         self._pump()
         return ready, waiting
 
-    def _done(self, key: Key) -> None:
-        """Let `key` go: its layer has computed with it. Takes the lock."""
+    def _let_go(self, key: Key) -> None:
+        """Let `key` leave: its layer has computed with it. Takes the lock."""
         with self._lock:
+            self._used(key)
             self._pinned.discard(key)
             self._named.discard(key)
-            slot = self._slots.get(key)
-            if slot is not None:
-                slot.ahead = False
             self._pump()
+
+    def _leave(self, layer: int, experts: Iterable[int]) -> None:
+        """End a visit: nothing is pinned, leased or waited for. Takes the lock."""
+        with self._lock:
+            for expert in experts:
+                self._used((layer, expert))
+            self._leased = None
+            self._pinned.clear()
+            self._demand.clear()
+            self._pump()
+
+    def _used(self, key: Key) -> None:
+        """Note that what may have been read ahead has served; a draft's use leaves it named for the verify pass."""
+        slot = self._slots.get(key)
+        if slot is not None and slot.ready:
+            slot.ahead = False
 
     def _await(self, layer: int, waiting: list[int]) -> int:
         """Return an expert of `waiting` that has arrived; takes the lock."""
