@@ -22,7 +22,7 @@ def orthogonalise(stack: Tensor) -> Tensor:
     Five Newton-Schulz steps; the spread of singular values that is left, about 0.7 to 1.2, does no harm.
     """
     a, b, c = _COEFFICIENTS
-    wide = stack.bfloat16()
+    wide: Tensor = stack.bfloat16()
     tall = wide.shape[-2] > wide.shape[-1]
     if tall:
         wide = wide.mT
@@ -30,7 +30,8 @@ def orthogonalise(stack: Tensor) -> Tensor:
     for _ in range(_STEPS):
         gram = wide @ wide.mT
         wide = a * wide + (b * gram + c * gram @ gram) @ wide
-    return wide.mT if tall else wide
+    found: Tensor = wide.mT if tall else wide
+    return found
 
 
 class StackedMuon(torch.optim.Optimizer):

@@ -237,7 +237,8 @@ def test_a_store_is_plain_safetensors(store: tuple[Path, list[list[int]]]) -> No
     assert (folder / "experts" / DENSE).stat().st_size < (folder / "experts" / EXPERTS).stat().st_size * 2
 
 
-def test_auto_works_on_disk(store: tuple[Path, list[list[int]]]) -> None:
+def test_auto_works_on_disk(store: tuple[Path, list[list[int]]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ssd_infer.experts.settle._NEW_TOKENS", 24)
     folder, expected = store
     loaded, _ = offloaded(folder, 0.5)
     out = ssd_infer.generate(loaded, ROWS[:1], draft="reduced_experts", max_new_tokens=16)

@@ -187,7 +187,8 @@ def test_only_the_lossless_mode_claims_to_be() -> None:
     assert not AdaptiveExperts.claims(AdaptiveExperts.Params())
 
 
-def test_auto_settles_everything_and_stays_exact() -> None:
+def test_auto_settles_everything_and_stays_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ssd_infer.experts.settle._NEW_TOKENS", 24)
     model = build_moe(dtype=torch.float32)
     for draft in ("reduced_experts", "reduced_experts+adaptive"):
         out = ssd_infer.generate(model, ROWS[:1], draft=draft, max_new_tokens=12)
