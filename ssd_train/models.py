@@ -201,12 +201,14 @@ def check_vocabulary(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBas
         )
 
 
-def pretrained(cfg: HFModelConfig, dtype: str = "float32") -> PreTrainedModel:
-    """Return a causal LM with its pretrained weights; raise `CheckpointError` when they are missing or damaged."""
+def pretrained(
+    cfg: HFModelConfig, dtype: str = "float32", auto: Any = AutoModelForCausalLM
+) -> PreTrainedModel:
+    """Return the model an Auto class makes of its weights; raise `CheckpointError` when they are missing or damaged."""
     check_weight_files(Path(cfg.name).expanduser())
     logging.disable_progress_bar()
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = auto.from_pretrained(
             cfg.name,
             revision=cfg.revision,
             trust_remote_code=cfg.trust_remote_code,

@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from ssd_infer.errors import SSDError
 from ssd_train.checkpoints import RECORD, CheckpointStore, read_record, require_space
+from ssd_train.ema import WeightAverage
 from ssd_train.engines.trainer import EngineTrainer, rank_files
 from ssd_train.metrics import MetricsFile, RatioSums
 from ssd_train.randomness import untouched_randomness
@@ -82,6 +83,8 @@ class SSDTrainer(EngineTrainer):
         self._window_loss: Tensor | None = None
         self._evaluated: tuple[int, dict[str, float]] = (-1, {})
         self._clock = _Clock()
+        decay = recipe.ema_decay()
+        self.average = WeightAverage(model, decay) if decay > 0 else None
         disable_progress_bar()
         self.remove_callback(PrinterCallback)
         self.add_callback(_Flow(self))
@@ -158,13 +161,20 @@ class SSDTrainer(EngineTrainer):
             "the last checkpoint is intact"
         )
 
+    def _averaged(self) -> AbstractContextManager[None]:
+        """Evaluate and save the averaged weights where the recipe keeps an average."""
+        return nullcontext() if self.average is None else self.average.applied()
+
     def _context(self, sample_offset: int = 0) -> StepContext:
-        step = self.state.global_step
+        step, args = self.state.global_step, self.args
         return StepContext(
             global_step=step,
             max_steps=self.state.max_steps,
             seed=self.args.seed,
             sample_offset=sample_offset,
+            step_samples=args.per_device_train_batch_size
+            * args.gradient_accumulation_steps
+            * args.world_size,
             distributed=self.args.world_size > 1,
             detailed=(step + 1) % max(int(self.state.logging_steps), 1) == 0,
         )
@@ -191,7 +201,7 @@ class SSDTrainer(EngineTrainer):
         """Measure loss and exits on validation data; training state, mode and random numbers stay as they were."""
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         sums = RatioSums()
-        with _undisturbed(self.model):
+        with self._averaged(), _undisturbed(self.model):
             for batch, offset, counts in self.validation_batches(dataset):
                 ratios = self._measure(batch, offset)
                 sums.add(ratios if counts else _nothing(ratios))
@@ -206,7 +216,7 @@ class SSDTrainer(EngineTrainer):
         self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Return the validation loss of one batch; `evaluate` reports the exits as well."""
-        with _undisturbed(model):
+        with self._averaged(), _undisturbed(model):
             num, den = self._measure(inputs, 0)["loss"]
         return num / den, None, None
 
@@ -245,7 +255,10 @@ class SSDTrainer(EngineTrainer):
         """Write this rank's files of a checkpoint."""
         if self.is_world_process_zero():
             require_space(directory, self._checkpoint_bytes())
-        self.save_model(str(directory), _internal_call=True)
+        with self._averaged():
+            self.save_model(str(directory), _internal_call=True)
+        if self.average is not None and self.is_world_process_zero():
+            self.average.save_training_weights(directory)
         self._save_optimizer_and_scheduler(str(directory))
         self._save_scaler(str(directory))
         self._save_rng_state(str(directory))
@@ -279,6 +292,8 @@ class SSDTrainer(EngineTrainer):
 
     def restore(self, checkpoint: Path) -> None:
         """Restore what the base class does not: sums of an unfinished log line, and a validation that was cut off."""
+        if self.average is not None:
+            self.average.restore(checkpoint)
         rank, files = self.args.process_index, rank_files(checkpoint, _SUMS)
         elastic = len(files) != self.args.world_size
         for file in files if elastic else files[rank : rank + 1]:
@@ -315,6 +330,8 @@ class _Flow(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Count the step's time, without validation and saving; the last step is always logged."""
+        if self.trainer.average is not None:
+            self.trainer.average.update(state.global_step)
         self.trainer._clock.stop()
         control.should_log |= state.global_step >= state.max_steps
 

@@ -23,6 +23,7 @@ def register() -> None:
     store.store(group="schema/data", name="asterisk", node=schema_speech.AsteriskSpeechConfig)
     store.store(group="schema/data", name="hub_speech", node=schema_speech.HubSpeechConfig)
     store.store(group="schema/recipe", name="asr_ctc", node=schema_speech.ASRCTCConfig)
+    store.store(group="schema/recipe", name="diffusion", node=schema.DiffusionConfig)
     store.store(group="schema/recipe", name="layerskip", node=schema.LayerSkipConfig)
     store.store(group="schema/recipe", name="moe", node=schema.MoeConfig)
     store.store(group="schema/recipe", name="plain", node=schema.PlainConfig)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ssd_infer.checks import Checks, suggest
+from ssd_train.config.rules_diffusion import check_diffusion
 from ssd_train.config.rules_inputs import layer_count
 from ssd_train.config.rules_speech import check_asr_ctc
 from ssd_train.config.schema import (
@@ -13,7 +14,6 @@ from ssd_train.config.schema import (
     LayerSkipConfig,
     MoeConfig,
     PlainConfig,
-    RecipeConfig,
     Root,
 )
 
@@ -29,7 +29,7 @@ def check_recipe(cfg: Root, checks: Checks) -> None:
     """Check the recipe by its kind, against the model where they touch."""
     kind = cfg.recipe.kind
     if checks.require(kind in _RULES, "kind", "is not a recipe", kind, suggest(kind, _RULES)):
-        _RULES[kind](cfg.recipe, layer_count(cfg.model), checks)
+        _RULES[kind](cfg, checks)
 
 
 def check_exits(exits: list[int] | None, layers: int | None, checks: Checks) -> None:
@@ -45,11 +45,12 @@ def check_exits(exits: list[int] | None, layers: int | None, checks: Checks) -> 
         checks.require(inside, f"exits.{index}", f"must be at least 1{top}", layer, remedy)
 
 
-def _layerskip(recipe: RecipeConfig, layers: int | None, checks: Checks) -> None:
+def _layerskip(cfg: Root, checks: Checks) -> None:
+    recipe = cfg.recipe
     assert isinstance(recipe, LayerSkipConfig)
     _check_dropout(recipe.layer_dropout, checks.under("layer_dropout"))
     _check_early_exit(recipe.early_exit, checks.under("early_exit"))
-    check_exits(recipe.early_exit.exits, layers, checks.under("early_exit"))
+    check_exits(recipe.early_exit.exits, layer_count(cfg.model), checks.under("early_exit"))
 
 
 def _check_dropout(dropout: LayerDropoutConfig, checks: Checks) -> None:
@@ -73,7 +74,8 @@ def _check_early_exit(loss: EarlyExitConfig, checks: Checks) -> None:
     checks.require(used, "ce_weight", rule, loss.ce_weight, "curriculum=none switches the exits off")
 
 
-def _moe(recipe: RecipeConfig, _layers: int | None, checks: Checks) -> None:
+def _moe(cfg: Root, checks: Checks) -> None:
+    recipe = cfg.recipe
     assert isinstance(recipe, MoeConfig)
     checks.choice("renorm", recipe.renorm, RENORMS)
     checks.choice("kl_direction", recipe.kl_direction, DIRECTIONS)
@@ -90,12 +92,14 @@ def _moe(recipe: RecipeConfig, _layers: int | None, checks: Checks) -> None:
         checks.at_least(f"k_draft.{index}", k_draft, 1)
 
 
-def _plain(recipe: RecipeConfig, _layers: int | None, checks: Checks) -> None:
+def _plain(cfg: Root, checks: Checks) -> None:
+    recipe = cfg.recipe
     assert isinstance(recipe, PlainConfig)
     checks.at_least("chunk_tokens", recipe.chunk_tokens, 1)
 
 
-_RULES: dict[str, Callable[[RecipeConfig, int | None, Checks], None]] = {
+_RULES: dict[str, Callable[[Root, Checks], None]] = {
+    "diffusion": check_diffusion,
     "layerskip": _layerskip,
     "moe": _moe,
     "plain": _plain,

@@ -55,6 +55,8 @@ class StepContext:
     seed: int = 0
     sample_offset: int = 0
     """Samples of this optimizer step that came before this micro-batch on this rank."""
+    step_samples: int = 0
+    """Samples of the whole optimizer step on all ranks; 0 where nobody counted them."""
     distributed: bool = False
     detailed: bool = False
     """Whether the step is logged, so that costlier metrics are wanted."""
@@ -107,6 +109,10 @@ class Recipe(ABC):
     @abstractmethod
     def evaluate(self, model: nn.Module, inputs: Batch, context: StepContext) -> dict[str, Ratio]:
         """Measure one validation batch; must include `loss`."""
+
+    def ema_decay(self) -> float:
+        """Return the decay of the weight average a checkpoint holds; 0 keeps none."""
+        return 0.0
 
     def after_backward(self) -> None:
         """Undo what `step` left in place for the backward pass; called after it, or not at all."""

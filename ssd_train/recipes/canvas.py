@@ -1,0 +1,111 @@
+"""Run a masked-diffusion model on noised copies of a batch, and let it decode its own blocks; no objective in here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache
+
+from ssd_infer.diffusion.block_mask import noised_beside_clean, positions
+from ssd_infer.models.masked_diffusion import MDMForMaskedLM, shift_right
+from ssd_train.exits import ExitModel
+
+
+class Canvas:
+    """A model together with its layout: whole sequences, or blocks denoised beside the clean text."""
+
+    def __init__(self, model: MDMForMaskedLM) -> None:
+        """Find the parts of `model`."""
+        self.parts = ExitModel(model)
+        self.model, self.config = model, model.config
+        self.mask_id = int(model.config.mask_token_id or 0)
+
+    @property
+    def head(self) -> Tensor:
+        """Return the weight of the head, `(V, d)`."""
+        return self.parts.head.weight
+
+    def masked(self, tokens: Tensor, hidden: Tensor) -> Tensor:
+        """Return `tokens` with the mask token where the bool tensor `hidden` says so."""
+        return tokens.masked_fill(hidden, self.mask_id)
+
+    def states(
+        self, model: nn.Module, copies: Sequence[Tensor], clean: Tensor, attended: Tensor | None
+    ) -> list[Tensor]:
+        """Return for each noised copy `(B, L)` the hidden states `(B, L, d)` that predict its own positions.
+
+        A block model sees the copies beside `clean` in one pass; any other takes one copy and no clean text.
+        `attended` bool `(B, L)` leaves padding out; `model` may be a wrapper around the model itself.
+        """
+        length = clean.shape[1]
+        with self.parts.tapping([]) as taps:
+            if self.config.block_causal:
+                self._beside_clean(model, copies, clean, attended)
+            else:
+                (only,) = copies
+                mask = None if attended is None else attended.long()
+                model(input_ids=only, attention_mask=mask, logits_to_keep=1)
+        assert taps.final is not None
+        found = taps.final.split(length, dim=1)[: len(copies)]
+        return [shift_right(states) for states in found] if self.config.logit_shift else list(found)
+
+    def _beside_clean(
+        self, model: nn.Module, copies: Sequence[Tensor], clean: Tensor, attended: Tensor | None
+    ) -> None:
+        length, device = clean.shape[1], clean.device
+        mask = noised_beside_clean(length, self.config.block_size, len(copies), device)[None, None]
+        if attended is not None:
+            keys = attended.repeat(1, len(copies) + 1)[:, None, None]
+            mask = (mask & keys) | torch.eye(mask.shape[-1], dtype=torch.bool, device=device)
+        model(
+            input_ids=torch.cat([*copies, clean], 1),
+            attention_mask=mask,
+            position_ids=positions(length, len(copies), device),
+            logits_to_keep=1,
+        )
+
+    @torch.no_grad()
+    def own_blocks(self, clean: Tensor, given: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Decode every block of `clean` `(B, L)` greedily, left to right, from the clean blocks before it.
+
+        Return the blocks `(B, L)`, the most likely tokens `(S, B·K, S)` of every place in all states of K blocks of S
+        tokens, and −log p `(B, L)` of `clean` itself. With `given` `(B, L)` those tokens are revealed instead.
+        """
+        size = self.config.block_size
+        rows, length = clean.shape
+        cache = self._clean_cache(clean)
+        mask = self._noised_over_cache(length, clean.device)
+        place = torch.arange(length, device=clean.device) % size
+        own = clean.new_full(clean.shape, self.mask_id) if given is None else given.clone()
+        predictions, nll = [], torch.zeros(rows, length, device=clean.device)
+        for step in range(size):
+            logits = self._logits(self.masked(own, place >= step), mask, cache)
+            best = logits.argmax(-1)
+            here = place == step
+            if given is None:
+                own[:, here] = best[:, here]
+            nll[:, here] = -logits[:, here].log_softmax(-1).gather(-1, clean[:, here, None])[..., 0]
+            predictions.append(best.view(-1, size))
+        return own, torch.stack(predictions), nll
+
+    def _logits(self, noised: Tensor, mask: Tensor, cache: Any) -> Tensor:
+        """Return the logits `(B, L, V)` of a noised copy over the cache of the clean text, which stays as it was."""
+        where = positions(noised.shape[1], 0, noised.device)
+        logits: Tensor = self.model(
+            noised, attention_mask=mask, position_ids=where, cache=cache
+        ).logits.float()
+        cache.crop(-noised.shape[1])
+        return logits
+
+    def _clean_cache(self, clean: Tensor) -> Any:
+        cache: Any = DynamicCache(config=self.config.backbone_config)
+        self.model(clean, cache=cache, logits_to_keep=1)
+        return cache
+
+    def _noised_over_cache(self, length: int, device: torch.device) -> Tensor:
+        """Return the mask `(1, 1, L, 2L)` of a noised copy whose clean text lies before it in the cache."""
+        rows = noised_beside_clean(length, self.config.block_size, 1, device)[:length]
+        return torch.cat([rows[:, length:], rows[:, :length]], 1)[None, None]
