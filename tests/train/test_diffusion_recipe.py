@@ -20,8 +20,8 @@ from ssd_train.config.schema import DiffusionConfig, HFModelConfig, ScratchModel
 from ssd_train.recipes import StepContext
 from ssd_train.recipes.diffusion import DiffusionRecipe, _cut_some
 from tests.train.diffusion_support import MASK, OBJECTIVES, diffusion_root, tiny_denoiser
-from tests.train.support import in_processes, tiny_llama
-from tests.train.test_distributed import free_port, one_rank
+from tests.train.ranks import curve, train_ranks
+from tests.train.support import tiny_llama
 
 
 def batch(name: str, rows: int = 8, length: int = 12) -> dict[str, Tensor]:
@@ -140,11 +140,6 @@ def test_one_sample_in_a_hundred_is_cut_and_always_the_same_one() -> None:
     assert set(_cut_some([samples[int((~short).nonzero()[0])]])) == {"input_ids"}
 
 
-def curve(run_dir: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name != "seconds_per_step"} for line in lines]
-
-
 @pytest.mark.parametrize("ema", [0.0, 0.9])
 def test_stopping_and_repeating_the_command_changes_nothing(
     tmp_path: Path, ema: float, monkeypatch: pytest.MonkeyPatch
@@ -196,10 +191,7 @@ def test_two_ranks_equal_one_process_with_twice_the_batch(tmp_path: Path) -> Non
     config = OBJECTIVES["drafts"]
     cfg = diffusion_root(tmp_path, config, batch_size=2, max_steps=3, save_steps=3)
     cfg.data.validation_blocks = 4
-    port, facts = free_port(), str(tmp_path / "facts")
-    assert in_processes(one_rank, (cfg, 0, port, facts), (cfg, 1, port, facts)) == [0, 0]
-    first, second = (torch.load(f"{facts}-{rank}.pt") for rank in (0, 1))
-    assert all(torch.equal(value, second["state"][name]) for name, value in first["state"].items())
+    assert train_ranks(cfg) == [0, 0]
     single = run.train(replace(cfg, run_name="one", train=replace(cfg.train, batch_size=4)))
     for left, right in zip(curve(cfg.run_dir), curve(single), strict=True):
         for name in ("loss", "denoising_loss", "pair_divergence", "own_block_loss"):
