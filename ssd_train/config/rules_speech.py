@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ssd_infer.checks import Checks
-from ssd_train.config.schema import RecipeConfig, Root
+from ssd_train.config.schema import Root
 from ssd_train.config.schema_speech import (
     ASRCTCConfig,
     AsteriskSpeechConfig,
@@ -111,8 +111,9 @@ def _check_range(key: str, value: Sequence[float], checks: Checks, above: float 
     checks.require(good, key, f"must be [least, most]{low}", value)
 
 
-def check_asr_ctc(recipe: RecipeConfig, _layers: int | None, checks: Checks) -> None:
+def check_asr_ctc(cfg: Root, checks: Checks) -> None:
     """Check the recipe's own settings."""
+    recipe = cfg.recipe
     assert isinstance(recipe, ASRCTCConfig)
     for key in ("ctc_weight", "inter_weight", "encoder_share", "collapse_share"):
         checks.within(key, getattr(recipe, key), 0, 1)
