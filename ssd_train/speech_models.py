@@ -104,11 +104,18 @@ def _small_llama(cfg: SpeechModelConfig, common: dict[str, Any]) -> dict[str, An
     }
 
 
-def build_speech_model(cfg: SpeechModelConfig, processor: CTCASRProcessor, *, seed: int) -> CTCASRModel:
-    """Return the model with random weights from `seed`; a pretrained LM brings its own and stays frozen."""
+def build_speech_model(
+    cfg: SpeechModelConfig, processor: CTCASRProcessor, *, seed: int, max_seconds: float = 20.0
+) -> CTCASRModel:
+    """Return the model with random weights from `seed`; a pretrained LM brings its own and stays frozen.
+
+    `max_seconds` is the longest utterance of the training data, which decoding takes for the longest it may trust.
+    """
+    config = speech_config(cfg, processor)
+    config.max_audio_seconds = max_seconds
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = CTCASRModel(speech_config(cfg, processor))
+        model = CTCASRModel(config)
     if cfg.decoder == "hf":
         _load_language_model(model, cfg)
     return model

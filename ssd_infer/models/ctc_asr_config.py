@@ -29,7 +29,8 @@ class CTCASRConfig(PretrainedConfig):
 
     `encoder` holds fields of transformers' `ParakeetEncoderConfig`; `inter_ctc_layers` are layer counts: l means after
     the first l layers, and null means half the depth. `language_model` (with `decoder_type="causal_lm"`) is the
-    configuration of a transformers causal LM, `lora` the rank, alpha and target modules of its adapters.
+    configuration of a transformers causal LM, `lora` the rank, alpha and target modules of its adapters;
+    `max_audio_seconds` is the longest utterance it was trained on.
     """
 
     model_type = "ssd_ctc_asr"
@@ -56,6 +57,7 @@ class CTCASRConfig(PretrainedConfig):
         projector_hidden_size: int = 256,
         language_model: dict[str, Any] | None = None,
         lora: dict[str, Any] | None = None,
+        max_audio_seconds: float = 20.0,
         **kwargs: Any,
     ) -> None:
         """Raise ValueError for an unknown decoder, an id outside the vocabulary or a layer outside the encoder."""
@@ -77,6 +79,7 @@ class CTCASRConfig(PretrainedConfig):
         self.projector_hidden_size = projector_hidden_size
         self.language_model = language_model
         self.lora = lora
+        self.max_audio_seconds = max_audio_seconds
         self._check(bos_token_id, eos_token_id)
         kwargs.setdefault("tie_word_embeddings", False)
         special: dict[str, Any] = {

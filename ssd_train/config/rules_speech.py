@@ -86,7 +86,8 @@ def check_speech_data(data: SpeechDataConfig, checks: Checks) -> None:
 def _check_tts(data: TTSSpeechConfig, checks: Checks) -> None:
     checks.at_least("utterances", data.utterances, 1)
     checks.at_least("heldout_utterances", data.heldout_utterances, 1)
-    checks.within("noise_share", data.noise_share, 0, 1)
+    for key in ("noise_share", "optional_share"):
+        checks.within(key, getattr(data, key), 0, 1)
     for key in ("speed", "pitch", "tract"):
         _check_range(key, getattr(data, key), checks, above=0.0)
     _check_range("snr", data.snr, checks)

@@ -91,6 +91,8 @@ class TTSSpeechConfig(SpeechDataConfig):
     """Training voices, ENGINE:VOICE."""
     optional_voices: list[str] = field(default_factory=list)
     """Training voices used only where their engine is installed."""
+    optional_share: float = 0.5
+    """Share of training utterances those voices speak, where there are any."""
     heldout_voice: str = "nanotts:en-GB"
     """A voice no training utterance has."""
     speed: list[float] = field(default_factory=lambda: [0.85, 1.25])

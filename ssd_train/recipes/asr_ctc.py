@@ -34,6 +34,8 @@ from ssd_train.speech_models import build_processor, build_speech_model, speech_
 
 INFEASIBLE_LIMIT = 0.01
 """Largest share of utterances too short for their label before the run stops."""
+FRAMES_A_SECOND = 100
+"""Feature frames in a second of audio."""
 _WARM = 200
 """Utterances seen before that share is judged."""
 
@@ -73,7 +75,9 @@ class ASRCTCRecipe(Recipe):
 
     def build_model(self, cfg: Root, data: TrainingData) -> nn.Module:
         """Return the speech model, its random weights drawn from the run's seed alone."""
-        return build_speech_model(cast("SpeechModelConfig", cfg.model), data.processor, seed=cfg.seed)
+        longest = float(data.train.samples.frames.max()) / FRAMES_A_SECOND
+        model = cast("SpeechModelConfig", cfg.model)
+        return build_speech_model(model, data.processor, seed=cfg.seed, max_seconds=round(longest, 2))
 
     def collator(self, data: TrainingData) -> Collator:
         """Return what joins batches of utterances to one padded batch."""

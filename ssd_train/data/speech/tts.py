@@ -29,23 +29,26 @@ def tts_source(cfg: TTSSpeechConfig) -> SpeechSource:
     Held out: `dev` and `test` are other sentences in the training voices, `test_voice` other sentences in a voice that
     training never hears.
     """
-    voices = usable_voices(cfg.voices, cfg.optional_voices)
+    voices = usable_voices(cfg.voices, [])
+    more = usable_voices([], cfg.optional_voices)
     held = usable_voices([cfg.heldout_voice], [])
 
-    def stream(part: str, count: int, who: list[str], seed: int, noisy: bool) -> Stream:
+    def stream(part: str, count: int, seed: int, *, noisy: bool, who: list[str] | None = None) -> Stream:
+        cast = [who] if who else [voices, more] if more else [voices]
+
         def utterances(_: Tally) -> Iterator[Utterance]:
-            yield from _speak(cfg, part, count, who, seed, noisy=noisy)
+            yield from _speak(cfg, part, count, cast, seed, noisy=noisy)
 
         return utterances
 
     return SpeechSource(
         name="tts_speech",
-        fingerprint=_fingerprint(cfg, voices),
-        train=stream("train", cfg.utterances, voices, 1, noisy=True),
+        fingerprint=_fingerprint(cfg, [*voices, *more]),
+        train=stream("train", cfg.utterances, 1, noisy=True),
         heldout={
-            "dev": stream("dev", cfg.heldout_utterances, voices, 2, noisy=False),
-            "test": stream("test", cfg.heldout_utterances, voices, 3, noisy=False),
-            "test_voice": stream("test", cfg.heldout_utterances, held, 4, noisy=False),
+            "dev": stream("dev", cfg.heldout_utterances, 2, noisy=False),
+            "test": stream("test", cfg.heldout_utterances, 3, noisy=False),
+            "test_voice": stream("test", cfg.heldout_utterances, 4, noisy=False, who=held),
         },
     )
 
@@ -61,19 +64,23 @@ def _fingerprint(cfg: TTSSpeechConfig, voices: list[str]) -> str:
         engine = version("py-nanotts")
     except PackageNotFoundError:
         engine = "none"
-    spread = [cfg.speed, cfg.pitch, cfg.tract, cfg.noise_share, cfg.snr]
+    spread = [cfg.speed, cfg.pitch, cfg.tract, cfg.noise_share, cfg.snr, cfg.optional_share]
     facts = [voices, cfg.utterances, cfg.sampling_rate, *spread, grammar.TEMPLATES, grammar.SLOTS, engine]
     return "tts-" + hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
 def _speak(
-    cfg: TTSSpeechConfig, part: str, count: int, voices: list[str], seed: int, *, noisy: bool
+    cfg: TTSSpeechConfig, part: str, count: int, cast: list[list[str]], seed: int, *, noisy: bool
 ) -> Iterator[Utterance]:
-    """Yield `count` utterances of one part; what each is like follows from `seed` and its number."""
+    """Yield `count` utterances of one part; what each is like follows from `seed` and its number.
+
+    `cast` holds one or two groups of voices; the second one speaks `cfg.optional_share` of the utterances.
+    """
     texts = (text for text in grammar.sentences(seed) if part_of(text) == part)
     for number in range(count):
         rng = np.random.default_rng([seed, number])
-        voice = voices[number % len(voices)]
+        group = cast[int(len(cast) > 1 and rng.random() < cfg.optional_share)]
+        voice = group[int(rng.integers(len(group)))]
         text = next(texts)
         samples = synthesise(text, voice, cfg, rng, noisy=noisy)
         yield Utterance(torch.from_numpy(samples), text, f"{part}/{number}", {"voice": voice})
