@@ -23,7 +23,7 @@ from ssd_infer.report.rows import (
     other_rows,
 )
 from ssd_infer.report.searches import HEAD, search_cells
-from ssd_infer.report.speech import NOTE, SETS_HEAD, SPEECH_HEAD, entropy_line, sets_table, speech_table
+from ssd_infer.report.speech import NOTE, SPEECH_HEAD, entropy_line, sets_table, speech_table
 
 
 def text(value: object) -> str:
@@ -187,14 +187,14 @@ def _strategies(report: Report) -> str:
 
 
 def _speech(report: Report) -> str:
-    rows, sets = speech_table(report), sets_table(report)
+    rows, (head, sets) = speech_table(report), sets_table(report)
     if not rows:
         return ""
     body = f'<p class="muted">{text(NOTE)}</p>'
     body += html_table(SPEECH_HEAD, [table_row(cells, 1) for cells in rows], range(1, len(SPEECH_HEAD)))
     body += f'<p class="muted">{text(entropy_line(report))}</p>'
     if sets:
-        body += html_table(SETS_HEAD, [table_row(cells, 2) for cells in sets], range(2, len(SETS_HEAD)))
+        body += html_table(head, [table_row(cells, 1) for cells in sets], range(1, len(head)))
     return _section("Speech", body)
 
 

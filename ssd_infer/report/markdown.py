@@ -11,7 +11,7 @@ from ssd_infer.report.format import bytes_text, interval, number, params_text, p
 from ssd_infer.report.format import markdown as md
 from ssd_infer.report.rows import STATUS_TEXT, Report, find_row, headline, ok_rows, other_rows
 from ssd_infer.report.searches import HEAD, search_cells
-from ssd_infer.report.speech import NOTE, SETS_HEAD, SPEECH_HEAD, entropy_line, sets_table, speech_table
+from ssd_infer.report.speech import NOTE, SPEECH_HEAD, entropy_line, sets_table, speech_table
 
 Cells = Iterable[object]
 
@@ -109,7 +109,7 @@ def _strategy_cells(row: dict[str, Any]) -> list[object]:
 
 
 def _speech(report: Report) -> str:
-    rows, sets = speech_table(report), sets_table(report)
+    rows, (head, sets) = speech_table(report), sets_table(report)
     if not rows:
         return ""
     parts = [
@@ -117,7 +117,7 @@ def _speech(report: Report) -> str:
         NOTE,
         table(SPEECH_HEAD, rows),
         entropy_line(report),
-        *([table(SETS_HEAD, sets)] if sets else []),
+        *([table(head, sets)] if sets else []),
     ]
     return "\n\n".join(part for part in parts if part)
 

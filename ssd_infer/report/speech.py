@@ -15,20 +15,18 @@ SPEECH_HEAD = (
     "CER",
     "RTFx",
     "speedup",
-    "same tokens as plain",
+    "same as plain",
     "gate / verify / fallback",
-    "passes per utterance",
-    "encoder share",
-    "θ_CTC",
-    "θ_CTC ÷ ln V",
+    "passes",
+    "encoder",
+    "θ_CTC (÷ ln V)",
     "θ_LM",
 )
-SETS_HEAD = ("decoder", "set", "utterances", "WER", "95 %", "CER", "RTFx")
 NOTE = (
     "WER and CER: Σ edits ÷ Σ reference units, text normalised. RTFx: seconds of audio recognised a second. Speedup: "
     "time for the same audio, features and encoder included on both sides, against plain decoding at the same batch "
     "size. gate: the CTC transcript as it stands; verify: confirmed in one decoder pass; fallback: finished by the "
-    "decoder. θ_CTC in nats."
+    "decoder; passes: of the decoder, per utterance; encoder: share of the time. θ_CTC in nats."
 )
 
 
@@ -37,15 +35,18 @@ def speech_table(report: Report) -> list[list[str]]:
     return [_cells(row, speedup) for row, speedup in _measured(report)]
 
 
-def sets_table(report: Report) -> list[list[str]]:
-    """Return error rates by held-out set; empty with fewer than two sets."""
-    rows = [
-        [row["name"], task["name"], *_by_set(task["extra"])]
-        for row in report["strategies"]
-        for task in row["per_task"]
-        if "wer" in task.get("extra", {})
+def sets_table(report: Report) -> tuple[list[str], list[list[str]]]:
+    """Return head and rows of WER (CER) by held-out set at the first batch size; no rows with fewer than two sets."""
+    found = [(row["name"], row["extra"]["speech"]) for row, _ in _measured(report)]
+    first = [
+        (name, speech["sets"]) for name, speech in found if speech["batch_size"] == found[0][1]["batch_size"]
     ]
-    return rows if len({cells[1] for cells in rows}) > 1 else []
+    names = [entry["name"] for entry in first[0][1]] if first else []
+    if len(names) < 2:
+        return [], []
+    counts = [entry["utterances"] for entry in first[0][1]]
+    head = ["decoder", *(f"{name}, {count} utterances" for name, count in zip(names, counts, strict=True))]
+    return head, [[name, *(_rates(entry) for entry in sets)] for name, sets in first]
 
 
 def entropy_line(report: Report) -> str:
@@ -71,7 +72,6 @@ def _cells(row: dict[str, Any], speedup: float | None) -> list[str]:
     found, params = row["extra"]["speech"], row.get("params", {})
     routes = found["routes"]
     shares = [percent(routes.get(name, 0.0)) for name in ("gate", "verify", "fallback")]
-    theta = found.get("theta_ctc_nats")
     return [
         row["name"],
         str(found["batch_size"]),
@@ -84,20 +84,19 @@ def _cells(row: dict[str, Any], speedup: float | None) -> list[str]:
         "plain" if "plain" in routes else " / ".join(shares),
         number(found["decoder_forwards"], 1),
         percent(found["encoder_share"]),
-        number(theta) if "theta_ctc_nats" in found else "–",
-        number(found.get("theta_ctc_relative")),
+        _thresholds(found),
         f"{params['theta_lm']:g}" if "theta_lm" in params else "–",
     ]
 
 
-def _by_set(extra: dict[str, Any]) -> list[str]:
-    return [
-        str(extra["utterances"]),
-        percent(extra["wer"], 2),
-        _interval(extra["wer_ci95"]),
-        percent(extra["cer"], 2),
-        number(extra["rtfx"], 0),
-    ]
+def _rates(entry: dict[str, Any]) -> str:
+    return f"{percent(entry['wer'], 2)} ({percent(entry['cer'], 2)})"
+
+
+def _thresholds(found: dict[str, Any]) -> str:
+    if found.get("theta_ctc_nats") is None:
+        return "off" if "theta_ctc_nats" in found else "–"
+    return f"{number(found['theta_ctc_nats'])} ({number(found['theta_ctc_relative'])})"
 
 
 def _interval(bounds: list[float] | None) -> str:

@@ -46,6 +46,7 @@ class Board:
         return {
             **mine.quality(),
             "batch_size": self.contest.size,
+            "sets": [{"name": task, **mine.quality(task)} for task in self.contest.tasks()],
             "rtfx": self.contest.rtfx(name),
             "routes": mine.routes(),
             "kept_prefix": mine.kept(),
