@@ -58,7 +58,7 @@ def draw_charts(report: Report) -> list[Chart]:
         ),
         (
             "Word error rate against speed",
-            "Lower right is better. Left: all thresholds of the two gates. Right: the rows of this report.",
+            "Lower right is better. Above: all thresholds of the two gates. Below: the rows of this report.",
             draw_wer_speed,
         ),
         (

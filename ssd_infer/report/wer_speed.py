@@ -30,11 +30,11 @@ def draw_wer_speed(report: Report) -> Figure | None:
     curve = curve_of(report)
     if curve is None:
         return None
-    figure = Figure(figsize=(9.2, 3.9))
-    left, right = figure.subplots(1, 2)
-    _predicted(left, curve)
-    _measured(right, report)
-    figure.subplots_adjust(wspace=0.24)
+    figure = Figure(figsize=(6.4, 7.2))
+    above, below = figure.subplots(2, 1)
+    _predicted(above, curve)
+    _measured(below, report)
+    figure.subplots_adjust(hspace=0.36)
     return figure
 
 
