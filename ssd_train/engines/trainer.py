@@ -85,6 +85,12 @@ class EngineTrainer(Trainer):
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write whole weights as `from_pretrained` reads them, from every engine."""
+        if self.is_deepspeed_enabled and self.deepspeed.zero_optimization_stage() < 3:
+            if (
+                self.args.should_save
+            ):  # the weights are whole; the base would clone them and lose the tie of the head
+                self._save(output_dir)
+            return
         if not self.is_fsdp_enabled:
             super().save_model(output_dir, _internal_call)
             return
