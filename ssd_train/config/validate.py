@@ -58,6 +58,8 @@ def _check_engine(cfg: Root, checks: Checks) -> None:
         rule = f"needs whole matrices, and engine={engine.name} cuts them into shards"
         whole = cfg.optim.name not in ("muon", "adafactor")
         checks.under("optim").require(whole, "name", rule, cfg.optim.name, "use optim=adamw")
+        ema = getattr(cfg.recipe, "ema", 0.0)
+        checks.under("recipe").require(ema == 0, "ema", rule, ema, "set recipe.ema=0, or use engine=ddp")
 
 
 def _check_run(cfg: Root, checks: Checks) -> None:

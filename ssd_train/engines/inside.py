@@ -47,6 +47,7 @@ def run_inside(
     results: list[Out] = []
 
     def whole(batch: Mapping[str, Tensor]) -> Tensor:
+        _give_back(model, own)  # a step may also call the model itself
         loss, rest = step(Inside(model, forward), batch)
         results.append(rest)
         return loss
@@ -55,8 +56,13 @@ def run_inside(
     try:
         loss = wrapped(inputs)
     finally:
-        if own is None:
-            del model.__dict__["forward"]
-        else:
-            model.__dict__["forward"] = own
+        _give_back(model, own)
     return loss, results[0]
+
+
+def _give_back(model: nn.Module, own: Any) -> None:
+    """Undo the shadowing of `model.forward`, which was `own` if that was shadowed before."""
+    if own is None:
+        model.__dict__.pop("forward", None)
+    else:
+        model.__dict__["forward"] = own

@@ -17,6 +17,7 @@ from ssd_train import run
 from ssd_train.config.schema import EngineConfig, LayerSkipConfig, Root
 from ssd_train.recipes import StepContext, build
 from ssd_train.recipes.layerskip import LayerSkipRecipe
+from tests.train.diffusion_support import OBJECTIVES, diffusion_root
 from tests.train.ranks import Fault, assert_close, curve, error_file, train_ranks
 from tests.train.support import tiny_llama, tiny_root, with_train
 
@@ -82,6 +83,37 @@ def test_two_processes_learn_what_one_learns_also_across_a_stop(
     ours = [line for line in curve(cfg.run_dir) if "loss" in line]
     assert_close(ours, [line for line in curve(alone) if "loss" in line], 1e-4)
     check_weights(cfg.run_dir / "checkpoints" / f"step-{STEPS}", alone / "checkpoints" / f"step-{STEPS}")
+
+
+@pytest.fixture(scope="module")
+def denoiser(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the diffusion run of one process that sees the whole batch at once."""
+    return run.train(diffusion(tmp_path_factory.mktemp("denoiser"), batch_size=4, grad_accum=1))
+
+
+def diffusion(directory: Path, **train: object) -> Root:
+    """Return a diffusion run that also trains on the blocks the model decodes itself."""
+    settings = {
+        "max_steps": 3,
+        "save_steps": 3,
+        "batch_size": 1,
+        "grad_accum": 2,
+        "logging_steps": 1,
+        **train,
+    }
+    return diffusion_root(directory, OBJECTIVES["drafts"], eval_batches=4, **settings)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("engine", ENGINES)
+def test_diffusion_on_two_processes_learns_what_one_learns(
+    denoiser: Path, tmp_path: Path, engine: str
+) -> None:
+    cfg = replace(diffusion(tmp_path), engine=EngineConfig(name=engine))
+    assert train_ranks(cfg) == [0, 0], error_file(cfg, 0).read_text()
+    ours = [line for line in curve(cfg.run_dir) if "loss" in line]
+    assert_close(ours[:-1], [line for line in curve(denoiser) if "loss" in line][:-1], 1e-4)
+    assert ours[-1]["loss"] == pytest.approx(curve(denoiser)[-1]["loss"], rel=1e-4)
 
 
 def check_weights(ours: Path, theirs: Path) -> None:
