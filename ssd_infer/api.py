@@ -56,13 +56,15 @@ def generate(
     stop_sequences: Sequence[Sequence[int]] | None = None,
     seed: int | None = None,
     streamer: Any | None = None,
+    sampler: Mapping[str, Any] | None = None,
 ) -> GenerateOutput:
     """Decode `input_ids` with the model drafting for itself; the output is that of plain decoding.
 
     `input_ids`: a left-padded `(B, T)` tensor with its `attention_mask`, or a list of rows of different lengths.
     `draft=None` is plain decoding. `eos_token_id=None` takes the model's own. `streamer` is called with
     `(row, new_tokens)` for every accepted block, or is a transformers streamer (one row only). Models of another
-    kind than causal (`ssd_infer.kinds`) are decoded by their own engine under the same arguments.
+    kind than causal (`ssd_infer.kinds`) are decoded by their own engine under the same arguments; `sampler` overrides
+    how a diffusion model reveals tokens (`ssd_infer.diffusion.settings.SamplerSettings`).
 
     Raises ConfigError for bad arguments and UnsupportedModelError for architectures the engine cannot split by layers.
     """
@@ -84,8 +86,12 @@ def generate(
             stop_sequences=stop_sequences,
             seed=seed,
             streamer=streamer,
+            **({} if sampler is None else {"sampler": sampler}),
         )
         return other
+    if sampler is not None:
+        rule = "belongs to diffusion models; this one decodes autoregressively"
+        raise ConfigError([Problem("sampler", rule, dict(sampler), "leave it out")])
     prompts = prompt_rows(input_ids, attention_mask)
     sampling = SamplingParams(do_sample, temperature, top_k, top_p)
     _check(prompts, max_new_tokens, draft, draft_params, sampling)
@@ -101,10 +107,10 @@ def generate(
     was_training = module.training
     module.eval()
     try:
-        sampler = Sampler(sampling, target.device, seed)
+        chooser = Sampler(sampling, target.device, seed)
         emit = emitter(streamer, prompts)
         sequences, stats = decode(
-            target, prompts, strategy, resolved.params, max_new_tokens, sampler, stop, emit, grouped_layers
+            target, prompts, strategy, resolved.params, max_new_tokens, chooser, stop, emit, grouped_layers
         )
     finally:
         module.train(was_training)

@@ -49,7 +49,7 @@ def evaluate(settings: EvalSettings, say: Say | None = None) -> dict[str, Any]:
         sections = _sections(bench)
         report = assemble(bench, sections, quality, grid)
     with writing("out", folder):
-        write_report(report, folder, list(_samples(sections)))
+        write_report(report, folder, list(samples(sections)))
     return report
 
 
@@ -191,7 +191,7 @@ def _protocol(bench: Bench, sections: list[Section]) -> dict[str, Any]:
     }
 
 
-def _samples(sections: list[Section]) -> Iterator[dict[str, Any]]:
+def samples(sections: list[Section]) -> Iterator[dict[str, Any]]:
     """Yield one object a timed call: who decoded what in which time, with its acceptance histogram."""
     for section in sections:
         for name, records in section.found.records.items():

@@ -71,7 +71,7 @@ def run_section(bench: Bench, sampling: Sampling, deadline: Deadline) -> Section
         bench.device,
         deadline,
     )
-    bench.notes += _shortfalls(found, settings.max_new_tokens, how)
+    bench.notes += shortfalls(found, settings.max_new_tokens, how)
     section = Section(
         sampling, contenders, field_.absent, found, scoreboard(found, contenders, sampling, settings.seed)
     )
@@ -88,7 +88,7 @@ def search_seconds(settings: EvalSettings) -> float:
     return min(LONGEST_SEARCH, SEARCH_SHARE * 60 * settings.max_minutes)
 
 
-def _shortfalls(found: Measurements, wanted: int, how: str) -> list[str]:
+def shortfalls(found: Measurements, wanted: int, how: str) -> list[str]:
     """Say what the time limit left out."""
     notes = []
     if found.new_tokens < wanted:

@@ -11,7 +11,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ssd_infer.report import shift_plot
+from ssd_infer.report import call_costs, shift_plot
 from ssd_infer.report.format import plain
 from ssd_infer.report.heatmap import draw_heatmaps, grid_of
 from ssd_infer.report.rows import Report, is_sampled, ok_rows
@@ -67,6 +67,7 @@ def draw_charts(report: Report) -> list[Chart]:
             _positions,
         ),
         (shift_plot.TITLE, shift_plot.CAPTION, shift_plot.draw_shift),
+        (call_costs.TITLE, call_costs.CAPTION, call_costs.draw_call_costs),
         (
             "Exit layer × draft length",
             "Left: predicted by the cost model. Right: measured; empty cells were not measured. "

@@ -1,0 +1,100 @@
+"""The report of a diffusion checkpoint: every draft a row, equality with stepwise decoding as the verdict."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ssd_infer.diffusion import api
+from ssd_infer.diffusion.drafts import DRAFTERS
+from ssd_infer.evaluation import evaluate
+from ssd_infer.report.call_costs import draw_call_costs
+from ssd_infer.report.rows import exit_code, find_row
+from ssd_infer.report.schema import validate
+from ssd_infer.settings import EvalSettings
+from tests.diffusion.support import build, prompts
+from tests.diffusion.test_losslessness import OneRow
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """Save a tiny model and prompts of ids."""
+    torch.manual_seed(0)
+    folder = tmp_path / "model"
+    build(0, block=8, dtype=torch.float32, order="left_to_right").save_pretrained(folder)
+    lines = [json.dumps({"ids": row}) for row in prompts((9, 12, 5))]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
+    return folder
+
+
+def settings(checkpoint: Path, **changes: Any) -> EvalSettings:
+    values: dict[str, Any] = {
+        "checkpoint": str(checkpoint),
+        "tasks": [f"file:{checkpoint.parent / 'prompts.jsonl'}"],
+        "out": str(checkpoint.parent / "report"),
+        "samples": 3,
+        "max_new_tokens": 16,
+        "repeats": 1,
+        "device": "cpu",
+        "temperatures": [0.0, 1.0],
+    }
+    return EvalSettings(**(values | changes))
+
+
+def test_every_draft_is_a_row_that_passed(checkpoint: Path) -> None:
+    report = evaluate(settings(checkpoint))
+    validate(report)
+    assert exit_code(report) == 0
+    for name in ("fewer_steps", *(f"fewer_steps:{drafter}" for drafter in DRAFTERS)):
+        for suffix in ("", ":t1"):
+            row = find_row(report, name + suffix)
+            assert row is not None
+            assert row["status"] == "ok", row["reason"]
+            assert row["lossless"]["verdict"] == "pass"
+            assert row["lossless"]["extra"]["exact_match"] == 1.0
+            assert {"nfe", "rows", "tokens_per_nfe", "tokens_per_row", "calls", "sampler"} <= set(
+                row["extra"]
+            )
+            assert row["extra"]["calls"]["curve"][0]["v"] == 1.0
+    early = find_row(report, "early_exit")
+    assert early is not None
+    assert early["reason"].startswith("it drafts for models that decode autoregressively")
+    assert [row["name"] for row in report["baselines"]] == ["ssd_plain", "ssd_plain:t1"]
+    assert report["peers"][0]["name"] == "threshold_parallel"
+    assert draw_call_costs(report) is not None
+    folder = checkpoint.parent / "report"
+    assert {path.name for path in folder.iterdir()} == {
+        "report.json",
+        "report.md",
+        "report.html",
+        "samples.jsonl",
+    }
+
+
+def test_one_draft_can_be_asked_for(checkpoint: Path) -> None:
+    params = {"drafter": "ssd_chain", "gamma": 5}
+    wanted = settings(checkpoint, draft="fewer_steps", draft_params=params, temperatures=[0.0], batch_size=2)
+    report = evaluate(wanted)
+    names = [row["name"] for row in report["strategies"] if row["status"] == "ok"]
+    assert names == ["fewer_steps"]
+    row = find_row(report, "fewer_steps")
+    assert row is not None
+    assert row["params"] == params
+    assert row["extra"]["calls"]["batch"] == 2
+
+
+def test_the_wrong_verifier_fails_the_report(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_row(denoiser: Any, _settings: Any, canvases: Any) -> OneRow:
+        return OneRow(denoiser, canvases)
+
+    monkeypatch.setattr(api, "memory_for", one_row)
+    params = {"drafter": "ssd_chain", "gamma": 5}
+    report = evaluate(settings(checkpoint, draft="fewer_steps", draft_params=params, temperatures=[0.0]))
+    row = find_row(report, "fewer_steps")
+    assert row is not None
+    assert row["lossless"]["verdict"] == "fail"
+    assert exit_code(report) == 1
