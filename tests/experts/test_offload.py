@@ -15,7 +15,7 @@ from ssd_infer.engine.target import Target
 from ssd_infer.errors import CheckpointError, ConfigError, OutputError
 from ssd_infer.experts.files import DENSE, EXPERTS, INDEX
 from ssd_infer.experts.layout import moe_layers
-from ssd_infer.experts.offload import load_offloaded, make_store, offload_to_memory
+from ssd_infer.experts.offload import evaluation_model, load_offloaded, make_store, offload_to_memory
 from ssd_infer.experts.policies import POLICIES, belady_loads, replay
 from ssd_infer.experts.resident import ResidentSet
 from ssd_infer.experts.store import DiskStore
@@ -244,6 +244,15 @@ def test_auto_works_on_disk(store: tuple[Path, list[list[int]]], monkeypatch: py
     out = ssd_infer.generate(loaded, ROWS[:1], draft="reduced_experts", max_new_tokens=16)
     assert out.sequences == expected[:1]
     assert "predicted" in out.note
+
+
+def test_an_evaluation_makes_the_store_and_keeps_to_its_precision(tmp_path: Path) -> None:
+    model = build_moe(dtype=torch.float32)
+    model.save_pretrained(tmp_path)
+    loaded = evaluation_model(str(tmp_path), 0.5, "float32", "cpu")
+    assert run(loaded, rows=ROWS[:1]).sequences == greedy(model, ROWS[:1])
+    with pytest.raises(ConfigError, match="dtype: must be float32"):
+        evaluation_model(str(tmp_path), 0.5, "bfloat16", "cpu")
 
 
 def test_readers_stop_with_the_set_they_read_for(store: tuple[Path, list[list[int]]]) -> None:
