@@ -42,8 +42,8 @@ def routed_experts(module: nn.Module, hidden: Tensor, top_k_index: Tensor, top_k
         if tokens == 1:
             parts[found[0]] = _expert(module, hidden, first, second)[0]
         else:
-            index = torch.tensor(found, device=hidden.device)
-            parts[index] = _expert(module, hidden[index // k], first, second)
+            rows = torch.tensor([place // k for place in found], device=hidden.device)
+            parts[torch.tensor(found, device=hidden.device)] = _expert(module, hidden[rows], first, second)
     return torch.einsum("tkd,tk->td", parts.view(tokens, k, -1), weights)
 
 
