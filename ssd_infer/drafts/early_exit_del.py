@@ -183,15 +183,15 @@ class EarlyExitDel(Stepwise):
         from ssd_infer.engine.calibrate import recall
         from ssd_infer.search.race import SURE, least_running, measured_speedup
 
+        settled = cast(EarlyExitDelParams, params)
         recall_costs(target, max(map(len, prompts)) + 32, do_sample)
+        if settled.guard != "auto":
+            return Resolved(params)
         best = recall(target, prompts, do_sample).best()
         if best.speedup < 1.0:
             chosen = f"exit {best.exit_layer}, γ {best.gamma}"
             note = f"plain decoding: the best predicted speedup of any exit is {best.speedup:.2f} ({chosen})"
             return Resolved(None, note, best.speedup)
-        settled = cast(EarlyExitDelParams, params)
-        if settled.guard != "auto":
-            return Resolved(params)
         if best.speedup >= SURE:
             return Resolved(replace(settled, guard=1.0))
         measured = measured_speedup(target, cls, params, prompts, do_sample)

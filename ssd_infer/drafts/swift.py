@@ -29,6 +29,8 @@ from ssd_infer.search.outlook import GAMMAS
 
 THRESHOLDS = (0.0, 0.4, 0.8)
 """Confidence thresholds a candidate may choose from; 0.8 is the paper's."""
+WORTH = 1.1
+"""Predicted speedup from which on a set is drafted with: the best of several on a short window promises too much."""
 WINDOWS = (32, 24, 16, 8)
 """Lengths of the context."""
 
@@ -54,7 +56,7 @@ class SwiftParams(DraftParams):
     max_trials: int = 1000
     share: float = 0.06
     """Most of the decoding time that searching may take."""
-    fruitless: float = 0.03
+    fruitless: float = 0.02
     """The same as long as no set with a gain was found: what a model that cannot draft pays for the attempt."""
     seed: int = 0
 
@@ -185,7 +187,7 @@ class Swift(ViewDraft):
     def _adopt(self, episode: Episode) -> None:
         """Draft with the episode's best set from now on, or not at all if even that is expected to lose."""
         outlook, skips = episode.outlook, episode.best
-        if outlook is None or skips is None or outlook.speedup <= 1.0:
+        if outlook is None or skips is None or outlook.speedup < WORTH:
             self.gain = None
             return
         self.use(skips)
