@@ -29,8 +29,6 @@ from ssd_infer.search.outlook import GAMMAS
 
 THRESHOLDS = (0.0, 0.4, 0.8)
 """Confidence thresholds a candidate may choose from; 0.8 is the paper's."""
-WORTH = 1.1
-"""Predicted speedup from which on a set is drafted with: the best of several on a short window promises too much."""
 WINDOWS = (32, 24, 16, 8)
 """Lengths of the context."""
 
@@ -58,6 +56,8 @@ class SwiftParams(DraftParams):
     """Most of the decoding time that searching may take."""
     fruitless: float = 0.02
     """The same as long as no set with a gain was found: what a model that cannot draft pays for the attempt."""
+    worth: float = 1.1
+    """Least predicted speedup of a set that drafts: the best of several on a short window promises too much."""
     seed: int = 0
 
     def problems(self, target: Target) -> list[Problem]:
@@ -66,6 +66,8 @@ class SwiftParams(DraftParams):
         names = ("gamma", "interval", "bayes_every", "tolerance", "max_trials")
         found = [problem for name in names for problem in at_least(name, getattr(self, name), 1)]
         found += at_least("window", self.window, WINDOWS[-1])
+        if self.worth < 1:
+            found.append(Problem("draft_params.worth", "must be >= 1", self.worth, "try 1.1"))
         for name in ("ratio", "confidence", "max_score", "share", "fruitless"):
             value = getattr(self, name)
             if not isinstance(value, str) and not 0 <= value <= 1:
@@ -187,7 +189,7 @@ class Swift(ViewDraft):
     def _adopt(self, episode: Episode) -> None:
         """Draft with the episode's best set from now on, or not at all if even that is expected to lose."""
         outlook, skips = episode.outlook, episode.best
-        if outlook is None or skips is None or outlook.speedup < WORTH:
+        if outlook is None or skips is None or outlook.speedup < self.params.worth:
             self.gain = None
             return
         self.use(skips)

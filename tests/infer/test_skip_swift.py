@@ -20,8 +20,8 @@ from tests.infer.test_exactness import prompts, reference
 from tests.search.test_dp import flat_costs
 
 NEW = 32
-FREELY: dict[str, Any] = {"share": 1.0, "fruitless": 1.0, "max_trials": 12}
-"""Search time never runs out: the pretended costs below are enormous."""
+FREELY: dict[str, Any] = {"share": 1.0, "fruitless": 1.0, "max_trials": 12, "worth": 1.0}
+"""Search time never runs out, for the pretended costs below are enormous, and the smallest promise is drafted on."""
 
 
 def prepare(model: Any, layers: int, step: float = 0.0, do_sample: bool = False) -> Any:
@@ -160,6 +160,18 @@ def test_an_exception_inside_a_search_leaves_the_model_alone(
             swift(model, rows)
     assert model.config.to_dict() == before
     assert reference(model, rows, 8) == expected
+
+
+def test_a_small_promise_is_not_drafted_on(tiny_model: ModelFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    def promise(self: Episode, skips: SkipSet) -> bool:
+        self.best, self.trials = skips, self.trials + 1
+        self.outlook = Outlook(4, 0.0, 0.5, 3.0, 4.0, 0.3, 1.0, 1.05)
+        return True
+
+    monkeypatch.setattr(Episode, "score", promise)
+    model, rows = prepare(tiny_model(layers=5), 5), prompts(1, 97)
+    assert swift(model, rows, params={"worth": 1.1}).stats.total.drafted == 0
+    assert swift(model, rows, params={"worth": 1.0}).stats.total.drafted > 0
 
 
 def test_two_layers_leave_nothing_to_skip(tiny_model: ModelFactory) -> None:
