@@ -35,9 +35,10 @@ class CTCDraftParams:
     draft_max_tokens: int | None = None
     accept: str = "relaxed"
     """`relaxed`: the two gates. `greedy`: the output is that of plain decoding, token for token."""
-    resync: str = "shift"
-    """`shift`: what follows a rejected token is realigned and verified again. `none`: it is dropped. Greedy only."""
-    max_verify_rounds: int = 2
+    resync: str = "match"
+    """What follows a rejected token is verified again: realigned at once (`shift`), or where the decoder's own next two
+    tokens reappear in it (`match`); `none` drops it. Greedy only."""
+    max_verify_rounds: int = 6
     """Verify passes before plain decoding takes over; greedy only."""
     temperature_ctc: float = 1.0
     """Divides the CTC logits before entropies are taken."""
@@ -106,7 +107,7 @@ def _check(values: Mapping[str, Any], checks: Checks) -> None:
         "entropy_frames": FRAMES,
         "fallback": ("prefix", "restart"),
         "accept": ("relaxed", "greedy"),
-        "resync": ("shift", "none"),
+        "resync": ("match", "shift", "none"),
     }
     for key, options in choices.items():
         if key in values:

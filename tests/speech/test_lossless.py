@@ -9,7 +9,7 @@ import torch
 
 from ssd_infer.speech.ctc import Draft
 from ssd_infer.speech.decode import decode
-from ssd_infer.speech.lossless import realign, verify_exactly
+from ssd_infer.speech.lossless import realign, rejoin, verify_exactly
 from ssd_infer.speech.params import parse
 from ssd_infer.speech.result import Decoded, RowResult
 from tests.speech.support import damaged, encode, limits_of, plain, tiny_asr
@@ -27,7 +27,7 @@ def verified(model: Any, encoded: Any, drafts: list[Draft], most: int | None = N
 
 
 @pytest.mark.parametrize("form", ["cross_attention", "causal_lm"])
-@pytest.mark.parametrize("resync", ["shift", "none"])
+@pytest.mark.parametrize("resync", ["match", "shift", "none"])
 @pytest.mark.parametrize("rounds", [1, 2, 9])
 def test_any_draft_gives_the_plain_output(form: str, resync: str, rounds: int, tiny: dict[str, Any]) -> None:
     model = tiny[form]
@@ -96,6 +96,34 @@ def test_the_models_own_drafts_alone_and_together(seed: int) -> None:
 )
 def test_realignment(tail: list[int], chosen: int, rest: list[int]) -> None:
     assert realign(tail, chosen) == rest
+
+
+@pytest.mark.parametrize(
+    ("rest", "fresh", "left", "ready"),
+    [
+        ([4, 5, 6, 7, 8, 9], [3], [4, 5, 6, 7, 8, 9], []),
+        ([4, 5, 6, 7, 8, 9], [5, 6], [7, 8, 9], [7, 8, 9]),
+        ([4, 5, 6, 7, 8], [5, 6], [], []),
+        ([4, 5, 6, 7, 8, 9], [6, 5], [4, 5, 6, 7, 8, 9], []),
+        ([], [1, 2, 3], [], []),
+        ([3] * 11 + [1, 2, 7, 7, 7], [1, 2], [3] * 11 + [1, 2, 7, 7, 7], []),
+    ],
+)
+def test_rejoining_where_the_decoders_tokens_reappear(
+    rest: list[int], fresh: list[int], left: list[int], ready: list[int]
+) -> None:
+    assert rejoin(rest, fresh) == (left, ready)
+
+
+def test_rejoining_saves_passes(tiny: dict[str, Any]) -> None:
+    """One token too few in the middle of a long draft: the rest is verified, not decoded."""
+    model = tiny["cross_attention"]
+    encoded = encode(model, [150])
+    want = plain(model, encoded)[0]
+    for place in range(2, len(want) - 6):
+        out = verified(model, encoded, [Draft(want[:place] + want[place + 1 :], [], 0.0)])
+        assert out.rows[0].tokens == want
+        assert out.work.forwards <= 8 < len(want)
 
 
 def test_a_wrong_verifier_is_noticed(tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
