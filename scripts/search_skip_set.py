@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Search which sublayers of a checkpoint its draft should skip, and save the answer beside it.
 
-    python scripts/search_skip_set.py CHECKPOINT [method=dp|bayes] [seconds=60] [key=value …]
+    python scripts/search_skip_set.py CHECKPOINT [method=dp|bayes|both] [seconds=60] [key=value …]
 
 The result goes to CHECKPOINT/ssd_skip_set.json, where draft=skip_set finds it on this kind of machine.
 
-    method=dp            dynamic programming over sublayers, seconds; bayes: Bayesian optimisation (Draft & Verify)
+    method=dp            dynamic programming over sublayers, seconds; bayes: Bayesian optimisation (Draft & Verify);
+                         both: one after the other on the same text and costs, compared
     seconds=60           time limit of bayes                trials=1000          its limit in trials
     objective=predicted  or measured: tokens per second of real decoding (bayes)
     sampling=false       true searches for temperature 1    tasks=auto           prompts, as in python -m ssd_infer
@@ -16,7 +17,7 @@ The result goes to CHECKPOINT/ssd_skip_set.json, where draft=skip_set finds it o
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -63,11 +64,14 @@ def main(arguments: list[str] | None = None) -> int:
         return 0 if arguments[:1] == ["--help"] else 2
     try:
         options = parse(arguments)
-        found = run(options)
+        results = run(options)
     except SSDError as error:
         print_error(error)
         return 2
-    show(found, options)
+    for found in results:
+        show(found, options)
+    if len(results) == 2:
+        compare(*results)
     return 0
 
 
@@ -84,7 +88,7 @@ def parse(arguments: list[str]) -> Options:
             setattr(options, key, _read(text, type(known[key])))
         except ValueError:
             problems.append(Problem(key, f"must be {type(known[key]).__name__}", text))
-    for key, choices in (("method", ("dp", "bayes")), ("objective", ("predicted", "measured"))):
+    for key, choices in (("method", ("dp", "bayes", "both")), ("objective", ("predicted", "measured"))):
         if getattr(options, key) not in choices:
             problems.append(Problem(key, f"must be {' or '.join(choices)}", getattr(options, key)))
     problems += [
@@ -103,7 +107,7 @@ def _read(text: str, kind: type) -> object:
     return kind(text)
 
 
-def run(options: Options) -> Found:
+def run(options: Options) -> list[Found]:
     """Load the checkpoint, search, save."""
     import ssd_infer
     from ssd_infer.engine.target import Target
@@ -112,7 +116,7 @@ def run(options: Options) -> Found:
     from ssd_infer.evaluation.bench import torch_threads
     from ssd_infer.evaluation.progress import quiet_libraries
     from ssd_infer.evaluation.tasks import build_tasks, calibration_prompts
-    from ssd_infer.search.run import search
+    from ssd_infer.search.run import prepare, search
 
     with torch_threads(options.threads), quiet_libraries(), progress(options) as (say, watch):
         say("loading the checkpoint")
@@ -125,23 +129,28 @@ def run(options: Options) -> Found:
             options.tasks.split(","), loaded.tokenizer, options.prompts, options.prompt_tokens, options.seed
         )
         prompts = calibration_prompts(tasks, loaded.tokenizer, options.prompts, options.prompt_tokens)
-        return search(
-            target,
-            prompts,
-            options.method,
-            options.seconds,
-            options.trials,
-            options.sampling,
-            options.objective == "measured",
-            options.seed,
-            Path(options.checkpoint) if options.save else None,
-            watch,
-            say,
-        )
+        ground = prepare(target, prompts, options.sampling, say)
+        return [
+            search(
+                target,
+                prompts,
+                method,
+                options.seconds,
+                options.trials,
+                options.sampling,
+                options.objective == "measured",
+                options.seed,
+                Path(options.checkpoint) if options.save else None,
+                watch,
+                say,
+                ground,
+            )
+            for method in (("dp", "bayes") if options.method == "both" else (options.method,))
+        ]
 
 
 @contextmanager
-def progress(options: Options) -> Iterator[tuple[object, Watch]]:
+def progress(options: Options) -> Iterator[tuple[Callable[[str], None], Watch]]:
     """Show what is being done, and of a Bayesian search its trials, time and best prediction, on the error stream."""
     console = Console(stderr=True, highlight=False)
     columns = (
@@ -185,6 +194,16 @@ def show(found: Found, options: Options) -> None:
     for name, value in rows.items():
         table.add_row(name, value)
     Console(highlight=False).print(table)
+
+
+def compare(dp: Found, bayes: Found) -> None:
+    """Print what dynamic programming gets of the Bayesian optimum, and in which share of its time."""
+    worth = dp.outlook.speedup / bayes.outlook.speedup
+    time = dp.seconds / bayes.seconds
+    Console(highlight=False).print(
+        f"dp: {100 * worth:.1f} % of the predicted speedup of bayes in {100 * time:.1f} % of its time "
+        f"({dp.seconds:.1f} s of {bayes.seconds:.1f} s)"
+    )
 
 
 if __name__ == "__main__":

@@ -95,7 +95,8 @@ class Decoding:
         taken = [line[gamma] for line in table]
         counts = [line[gamma + 2] if proposal.counts is not None else gamma for line in table]
         if self.drafter is not None and gamma:
-            self.drafter.observe(Feedback(proposal, counts, taken, logits, states))
+            with clock.phase("draft"):
+                self.drafter.observe(Feedback(proposal, counts, taken, logits, states))
         session.lengths = [length + count + 1 for length, count in zip(session.lengths, taken, strict=True)]
         session.pending = following
         blocks = [[*line[:count], line[gamma + 1]] for line, count in zip(table, taken, strict=True)]

@@ -139,10 +139,10 @@ class RunningGain:
         """Accepted and drafted tokens of a round."""
         return self.accepted / self.weight, self.drafted / self.weight
 
-    def speedup(self, costs: SublayerCosts, skips: SkipSet) -> float:
-        """Return (1 + accepted) / (drafted · c + v) of such rounds with `skips`."""
+    def speedup(self, costs: SublayerCosts, skips: SkipSet, more: float = 0.0) -> float:
+        """Return (1 + accepted + `more`) / (drafted · c + v) of such rounds with `skips`."""
         accepted, drafted = self.per_round
-        return (1 + accepted) / (drafted * costs.ratio(skips) + costs.verify_ratio(drafted, skips))
+        return (1 + accepted + more) / (drafted * costs.ratio(skips) + costs.verify_ratio(drafted, skips))
 
 
 @dataclass(slots=True)

@@ -16,12 +16,29 @@ from ssd_infer.search import store
 from ssd_infer.search.bayes import Watch, search_bayes
 from ssd_infer.search.dp import search_dp
 from ssd_infer.search.found import Found
-from ssd_infer.search.latency import measure_sublayers
-from ssd_infer.search.material import PROMPTS, write_material
+from ssd_infer.search.latency import SublayerCosts, measure_sublayers
+from ssd_infer.search.material import PROMPTS, Material, write_material
 from ssd_infer.search.outlook import Outlook
 from ssd_infer.search.settle import remember
 
 MEASURED_TOKENS = 32
+
+
+Ground = tuple[Material, SublayerCosts]
+"""The text candidates are scored on, and what sublayers cost."""
+
+
+def prepare(
+    target: Target,
+    prompts: list[list[int]],
+    do_sample: bool = False,
+    say: Callable[[str], None] = lambda _line: None,
+) -> Ground:
+    """Let the target continue `prompts`, and measure its sublayers."""
+    say("decoding the calibration prompts")
+    material = write_material(target, prompts, SamplingParams(do_sample=do_sample), count=len(prompts))
+    say("measuring attention, MLP and head")
+    return material, measure_sublayers(target, max(map(len, prompts)) + 24, do_sample)
 
 
 def search(
@@ -36,15 +53,14 @@ def search(
     folder: Path | None = None,
     watch: Watch | None = None,
     say: Callable[[str], None] = lambda _line: None,
+    ground: Ground | None = None,
 ) -> Found:
     """Search the best skip set on `prompts`; save it into `folder`, and let `auto` use it in this process.
 
-    `measured`: maximise tokens per second of real decoding instead of the predicted speedup (bayes only).
+    `measured`: maximise tokens per second of real decoding instead of the predicted speedup (bayes only). `ground`
+    lets several methods search on the same text and costs.
     """
-    say("decoding the calibration prompts")
-    material = write_material(target, prompts, SamplingParams(do_sample=do_sample), count=len(prompts))
-    say("measuring attention, MLP and head")
-    costs = measure_sublayers(target, max(map(len, prompts)) + 24, do_sample)
+    material, costs = ground or prepare(target, prompts, do_sample, say)
     say(f"searching ({method})")
     if method == "dp":
         found = search_dp(material, costs)

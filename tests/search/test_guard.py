@@ -56,6 +56,21 @@ def test_a_gaining_draft_goes_on_and_the_running_speedup_is_its_own() -> None:
     assert guard.report()["note"] == ""
 
 
+def test_unlucky_rounds_of_long_drafts_are_no_loss() -> None:
+    """Of drafts worth 2x some rounds win nothing; a draft that never wins is stopped at once."""
+    costs = flat_costs(4, step=0.0)
+    rare, never = GainGuard(costs, SKIPS, least=1.0), GainGuard(costs, SKIPS, least=1.0)
+    for accepted in (0.0, 0.0, 8.0, 0.0, 8.0, 0.0, 8.0, 0.0):
+        rare.learn(accepted, 8.0)
+        never.learn(0.0, 8.0)
+    assert rare.speedup is not None
+    assert rare.speedup < 1.0
+    assert (rare.report()["stopped"], never.report()["stopped"]) == (0, 1)
+    for _ in range(150):
+        rare.learn(0.5, 8.0)
+    assert rare.report()["stopped"] >= 1
+
+
 def test_a_higher_bar_stops_a_small_gain() -> None:
     assert least_running(predicted=1.2, measured=1.0) == pytest.approx(1.2)
     assert least_running(predicted=1.0, measured=1.4) == 1.0

@@ -20,7 +20,7 @@ from ssd_infer.search.found import Found
 from ssd_infer.search.latency import remember_costs
 from ssd_infer.search.material import Material, write_material
 from ssd_infer.search.outlook import Outlook
-from ssd_infer.search.run import search, tokens_per_second
+from ssd_infer.search.run import prepare, search, tokens_per_second
 from tests.conftest import ModelFactory, build_model
 from tests.infer.test_exactness import prompts, reference
 from tests.search.test_dp import flat_costs
@@ -166,7 +166,8 @@ def test_auto_searches_by_itself_and_falls_back_to_plain(tiny_model: ModelFactor
     assert out.sequences == reference(model, rows, 8)
 
 
-def test_auto_takes_what_is_free(tiny_model: ModelFactory) -> None:
+def test_auto_takes_what_is_free(tiny_model: ModelFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settle, "measured_speedup", lambda *_: 1.2)
     model, rows = dead_middle(tiny_model()), prompts(2, 97)
     remember_costs(Target.of(model), flat_costs(4, step=0.0))
     out = ssd_infer.generate(model, rows, draft="skip_set", max_new_tokens=24)
@@ -193,3 +194,16 @@ def test_one_search_from_prompts_to_file(checkpoint: Path, method: str) -> None:
     assert store.load(checkpoint, target, False)[0] is not None
     assert settle.recall(target, rows, False)[0] is found
     assert len(said) == 3
+
+
+def test_both_methods_search_on_the_same_ground(checkpoint: Path) -> None:
+    loaded = ssd_infer.load(checkpoint, device="cpu")
+    target = Target.of(loaded.model)
+    rows = [row.tolist() for row in prompts(3, 97)]
+    ground = prepare(target, rows)
+    found = [
+        search(target, rows, method, seconds=1e9, trials=3, folder=checkpoint, ground=ground)
+        for method in ("dp", "bayes")
+    ]
+    assert found[0].extra["costs"] == found[1].extra["costs"]
+    assert [store.load(checkpoint, target, False, item.method)[0] for item in found] == found
