@@ -85,7 +85,11 @@ def test_wheel(tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     assert_works(python, elsewhere, "pkg://ssd_conf", PYTHONPATH="")
-    for script, expected in (("ssd-train", "Name a recipe"), ("ssd-eval", "checkpoint: must be set")):
+    for script, expected in (
+        ("ssd-train", "Name a recipe"),
+        ("ssd-eval", "checkpoint: must be set"),
+        ("ssd-transcribe", "audio: must be set"),
+    ):
         done = subprocess.run(
             [python.parent / script], cwd=elsewhere, capture_output=True, text=True, check=False
         )
