@@ -119,7 +119,7 @@ class ManifestSpeechConfig(SpeechDataConfig):
     """Least and most clips of one speaker strung together to an utterance; null takes clips as they are."""
     gap_seconds: list[float] = field(default_factory=lambda: [0.04, 0.2])
     """Range of silences between strung clips."""
-    strings: int = 12000
+    strings: int = 24000
     """Training strings, made on the fly."""
     heldout_strings: int = 150
     """Strings of each held-out set."""
