@@ -74,7 +74,7 @@ def environment(**more: str) -> dict[str, str]:
     ("launcher", "engine"),
     [
         (["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m"], "fsdp2"),
-        (["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1",
+        (["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1",
           "--mixed_precision", "no", "--dynamo_backend", "no", "-m"], "ddp"),
         pytest.param(
             ["-m", "deepspeed.launcher.runner", "--num_gpus", "2", "--module"],
