@@ -115,8 +115,10 @@ def settled(runner: Runner, prompts: list[list[int]]) -> Runner:
     return runner
 
 
-def line_up(checkpoint: str, store: Path, budget: float, calibration: list[list[int]]) -> list[Runner]:
-    """Open every contender at one budget and settle its parameters."""
+def line_up(
+    checkpoint: str, store: Path, budget: float, calibration: list[list[int]], given: dict[str, Any]
+) -> list[Runner]:
+    """Open every contender at one budget and settle its parameters, but for those that are `given`."""
     kinds: list[tuple[str, str | None, str, dict[str, Any]]] = [
         *((f"plain {policy}", None, policy, {}) for policy in PLAIN),
         ("lossless", "reduced_experts", DRAFT_POLICY, {}),
@@ -129,7 +131,7 @@ def line_up(checkpoint: str, store: Path, budget: float, calibration: list[list[
         loaded = load_offloaded(checkpoint, budget, store=store, policy=policy, trace=True)
         resident = resident_of(Target.of(loaded.model).layers)
         assert resident is not None
-        runners.append(settled(Runner(name, loaded, resident, draft, params), calibration))
+        runners.append(settled(Runner(name, loaded, resident, draft, given | params), calibration))
         console.print(f"{name}: {runners[-1].note or 'plain'}", style="dim")
     return runners
 
@@ -308,6 +310,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=12)
     parser.add_argument("--prompt-tokens", type=int, default=48)
     parser.add_argument("--new-tokens", type=int, default=96)
+    parser.add_argument("--k-draft", type=int, help="experts a drafted token; calibrated if left out")
+    parser.add_argument("--gamma", type=int, help="drafts a round; calibrated if left out")
     parser.add_argument("--against", help="a second checkpoint: compare acceptance and U(T) only")
     parser.add_argument("--memory", action="store_true", help="measure peak memory only")
     parser.add_argument("--child", type=float, help=argparse.SUPPRESS)
@@ -358,7 +362,9 @@ def one_budget(
     file = os.open(store / EXPERTS, os.O_RDONLY)
     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
     os.close(file)
-    runners = line_up(args.checkpoint, store, budget, calibration)
+    given = {"k_draft": args.k_draft, "gamma": args.gamma}
+    given = {name: value for name, value in given.items() if value is not None}
+    runners = line_up(args.checkpoint, store, budget, calibration, given)
     before = read_bytes()
     rows = compare(runners, prompts, args.new_tokens)
     fetched = read_bytes() - before

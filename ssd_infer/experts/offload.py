@@ -44,7 +44,7 @@ def routed_experts(module: nn.Module, hidden: Tensor, top_k_index: Tensor, top_k
         else:
             rows = torch.tensor([place // k for place in found], device=hidden.device)
             parts[torch.tensor(found, device=hidden.device)] = _expert(module, hidden[rows], first, second)
-    return torch.einsum("tkd,tk->td", parts.view(tokens, k, -1), weights)
+    return torch.bmm(weights.unsqueeze(1), parts.view(tokens, k, -1)).squeeze(1)
 
 
 def _places(index: Tensor, weights: Tensor) -> dict[int, list[int]]:

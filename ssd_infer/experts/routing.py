@@ -84,17 +84,22 @@ class ReducedRouter(nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Routing:
         """Route `(…, d)` hidden states; what the family's own top-k can say is left to it."""
-        allowed = None if self.at_hand is None else self.at_hand()
+        if self.at_hand is not None:
+            return self._from_memory(hidden_states, self.at_hand())
         full: Routing | None = None
-        if self.listener is not None or (allowed is None and self.renorm == "full_mass"):
+        if self.listener is not None or self.renorm == "full_mass":
             full = self._gates[self.top_k](hidden_states)
         if self.listener is not None and full is not None:
             self.listener(full[2])
-        if allowed is not None:
-            logits, weights = all_weights(self._gates[self.num_experts], hidden_states)
-            chosen = choose(weights, self.top_k, self.k_draft, self.renorm, self.normalised, allowed)
-            return logits, *chosen
         logits, picked, index = self._gates[self.k_draft](hidden_states)
         if self.renorm == "full_mass" and full is not None:
             picked = picked * (full[1].sum(-1, keepdim=True) / _sum(picked))
         return logits, picked, index
+
+    def _from_memory(self, hidden_states: Tensor, allowed: Tensor | None) -> Routing:
+        """Choose among `allowed` `(E,)`; one call of the gate tells both what to use and what the full router would."""
+        logits, weights = all_weights(self._gates[self.num_experts], hidden_states)
+        if self.listener is not None:
+            self.listener(weights.topk(self.top_k, dim=-1).indices)
+        chosen = choose(weights, self.top_k, self.k_draft, self.renorm, self.normalised, allowed)
+        return logits, *chosen
