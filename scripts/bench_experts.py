@@ -131,7 +131,9 @@ def line_up(
         loaded = load_offloaded(checkpoint, budget, store=store, policy=policy, trace=True)
         resident = resident_of(Target.of(loaded.model).layers)
         assert resident is not None
-        runners.append(settled(Runner(name, loaded, resident, draft, given | params), calibration))
+        runners.append(
+            settled(Runner(name, loaded, resident, draft, given | params if draft else {}), calibration)
+        )
         console.print(f"{name}: {runners[-1].note or 'plain'}", style="dim")
     return runners
 
