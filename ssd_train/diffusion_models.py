@@ -14,6 +14,7 @@ from ssd_infer.errors import ConfigError, DataError, Problem, UnsupportedModelEr
 from ssd_infer.models.masked_diffusion import MDMConfig, MDMForMaskedLM
 from ssd_train import data, models
 from ssd_train.config.schema import DiffusionConfig, HFModelConfig, Root, ScratchModelConfig
+from ssd_train.data.pairs import build_pairs
 
 MASK_TOKEN = "<|mask|>"  # noqa: S105 - a token of text
 BACKBONES = ("llama", "qwen3")
@@ -69,6 +70,10 @@ def build_data(cfg: Root, recipe: DiffusionConfig, run_dir: Path) -> data.TextDa
 
     A tokenizer trained here is made one entry smaller, so that with the mask token it fills `data.tokenizer_vocab`.
     """
+    if recipe.objective == "llada_sft":
+        pairs = build_pairs(cfg)
+        _ensure_mask_token(pairs.tokenizer, recipe)
+        return pairs
     trains_tokenizer = isinstance(cfg.model, ScratchModelConfig) and cfg.model.tokenizer is None
     if trains_tokenizer:
         smaller = dataclasses.replace(cfg.data, tokenizer_vocab=cfg.data.tokenizer_vocab - 1)

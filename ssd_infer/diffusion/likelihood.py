@@ -31,7 +31,7 @@ class Likelihood:
     """A sum over all scored tokens, in nats, with its standard error over repetitions of the sampling."""
 
     estimator: str
-    """`exact_count`, `block_exact_count` (both bounds), or `left_to_right` (exact)."""
+    """`exact_count`, `block_exact_count` (bounds), `left_to_right`, or `autoregressive` of a causal model (exact)."""
     nats: float
     standard_error: float
     tokens: int
@@ -42,7 +42,7 @@ class Likelihood:
     @property
     def bound(self) -> bool:
         """Whether the figure is an upper bound on −log p rather than −log p itself."""
-        return self.estimator != "left_to_right"
+        return self.estimator not in ("left_to_right", "autoregressive")
 
     @property
     def perplexity(self) -> float:
@@ -185,14 +185,17 @@ def measure(
     sequences: Iterable[Tensor],
     *,
     estimator: str | None = None,
+    given: int = 0,
     characters: int = 0,
     samples: int = 128,
     seed: int = 0,
 ) -> Likelihood:
     """Return the likelihood of token `sequences` `(L,)` under a masked-diffusion model.
 
-    `estimator` is `exact_count`, `block_exact_count` or `left_to_right`; None takes the bound that suits the model.
-    Raises ValueError for the sequence bound of a block model, which it was not trained for, and the reverse.
+    The first `given` tokens of each, such as a begin token, are context and not counted; `characters` is the length of
+    the text the others decode to. `estimator` is `exact_count`, `block_exact_count` or `left_to_right`; None takes the
+    bound that suits the model. Raises ValueError for the sequence bound of a block model, which it was not trained for,
+    and the reverse.
     """
     config = model.config
     proper = "block_exact_count" if config.block_causal else "exact_count"
@@ -204,13 +207,22 @@ def measure(
     denoiser, size = denoiser_of(model), config.block_size if config.block_causal else 0
     total, variance, tokens, drawn = 0.0, 0.0, 0, 1
     for index, ids in enumerate(sequences):
-        tokens += ids.numel()
+        scored = torch.arange(ids.numel(), device=ids.device) >= given
+        tokens += int(scored.sum())
         if chosen == "left_to_right":
-            total += left_to_right_of_sequence(denoiser, ids, config.mask_token_id, block_size=size)
+            total += left_to_right_of_sequence(
+                denoiser, ids, config.mask_token_id, block_size=size, scored=scored
+            )
             continue
         drawn = math.ceil(samples / BATCH) * BATCH
         nats, spread = bound_of_sequence(
-            denoiser, ids, config.mask_token_id, block_size=size, samples=samples, seed=seed + index
+            denoiser,
+            ids,
+            config.mask_token_id,
+            block_size=size,
+            scored=scored,
+            samples=samples,
+            seed=seed + index,
         )
         total, variance = total + nats, variance + spread
     return Likelihood(chosen, total, math.sqrt(variance), tokens, characters, drawn)

@@ -189,6 +189,8 @@ class LocalTextConfig(DataConfig):
     """Column that holds the text (JSONL, Parquet)."""
     validation_path: str | None = None
     """Held-out files; null splits `validation_share` off."""
+    prompt_field: str | None = None
+    """JSONL: field of the prompt that `text_field` answers, for recipes that learn answers (llada_sft)."""
 
 
 @dataclass(slots=True)

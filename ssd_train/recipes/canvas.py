@@ -20,7 +20,7 @@ class Canvas:
     def __init__(self, model: MDMForMaskedLM) -> None:
         """Find the parts of `model`."""
         self.parts = ExitModel(model)
-        self.model, self.config = model, model.config
+        self.config = model.config
         self.mask_id = int(model.config.mask_token_id or 0)
 
     @property
@@ -68,7 +68,9 @@ class Canvas:
         )
 
     @torch.no_grad()
-    def own_blocks(self, clean: Tensor, given: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def own_blocks(
+        self, model: nn.Module, clean: Tensor, given: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Decode every block of `clean` `(B, L)` greedily, left to right, from the clean blocks before it.
 
         Return the blocks `(B, L)`, the most likely tokens `(S, B·K, S)` of every place in all states of K blocks of S
@@ -76,13 +78,13 @@ class Canvas:
         """
         size = self.config.block_size
         rows, length = clean.shape
-        cache = self._clean_cache(clean)
+        cache = self._clean_cache(model, clean)
         mask = self._noised_over_cache(length, clean.device)
         place = torch.arange(length, device=clean.device) % size
         own = clean.new_full(clean.shape, self.mask_id) if given is None else given.clone()
         predictions, nll = [], torch.zeros(rows, length, device=clean.device)
         for step in range(size):
-            logits = self._logits(self.masked(own, place >= step), mask, cache)
+            logits = self._logits(model, self.masked(own, place >= step), mask, cache)
             best = logits.argmax(-1)
             here = place == step
             if given is None:
@@ -91,18 +93,17 @@ class Canvas:
             predictions.append(best.view(-1, size))
         return own, torch.stack(predictions), nll
 
-    def _logits(self, noised: Tensor, mask: Tensor, cache: Any) -> Tensor:
+    def _logits(self, model: nn.Module, noised: Tensor, mask: Tensor, cache: Any) -> Tensor:
         """Return the logits `(B, L, V)` of a noised copy over the cache of the clean text, which stays as it was."""
         where = positions(noised.shape[1], 0, noised.device)
-        logits: Tensor = self.model(
-            noised, attention_mask=mask, position_ids=where, cache=cache
-        ).logits.float()
+        out = model(input_ids=noised, attention_mask=mask, position_ids=where, cache=cache)
         cache.crop(-noised.shape[1])
+        logits: Tensor = out.logits.float()
         return logits
 
-    def _clean_cache(self, clean: Tensor) -> Any:
+    def _clean_cache(self, model: nn.Module, clean: Tensor) -> Any:
         cache: Any = DynamicCache(config=self.config.backbone_config)
-        self.model(clean, cache=cache, logits_to_keep=1)
+        model(input_ids=clean, cache=cache, logits_to_keep=1)
         return cache
 
     def _noised_over_cache(self, length: int, device: torch.device) -> Tensor:

@@ -77,7 +77,7 @@ class DiffusionRecipe(Recipe):
         place = _place(context, batch_rows(inputs))
         noises = corruptions(self.config, inputs, place, self.copies)
         copies = [canvas.masked(clean, noise.masked) for noise in noises]
-        own = self._own(clean, supervised(inputs), place, context)
+        own = self._own(model, inputs, place, context)
         if own is not None:
             copies.append(canvas.masked(*own))
         states = canvas.states(model, copies, clean, padding(inputs))
@@ -138,17 +138,18 @@ class DiffusionRecipe(Recipe):
         out.loss_terms["own_block_loss"] = (nll.detach(), hidden.sum())
 
     def _own(
-        self, clean: Tensor, tokens: Tensor, place: Place, context: StepContext
+        self, model: nn.Module, inputs: Batch, place: Place, context: StepContext
     ) -> tuple[Tensor, Tensor] | None:
         """Return the model's own blocks and which of their tokens to hide, once that part of training has begun."""
         settings = self.config.agreement
         if settings.own_weight == 0 or context.global_step < settings.own_start * context.max_steps:
             return None
-        own, _, _ = self.canvas.own_blocks(clean)
+        clean = inputs["input_ids"]
+        own, _, _ = self.canvas.own_blocks(model, clean)
         there = Place(place.seed + OWN_SEED, place.step, place.first, place.total)
         blocks = clean.shape[1] // self.config.block_size
         times = stratified(there, uniform(there, len(clean), blocks)).to(clean.device)
-        return own, bd3lm.corrupt_left_to_right(times, clean.shape[1], tokens).masked
+        return own, bd3lm.corrupt_left_to_right(times, clean.shape[1], supervised(inputs)).masked
 
     def evaluate(self, model: nn.Module, inputs: Batch, context: StepContext) -> dict[str, Ratio]:
         """Measure the bound and, for block models, left-to-right loss and simulated acceptance of own drafts."""
@@ -161,15 +162,15 @@ class DiffusionRecipe(Recipe):
         bound: Ratio = (self._denoising(states, noises, clean), denominator(config, inputs))
         metrics = {"loss": bound, "denoising_loss": bound}
         if canvas.config.block_causal and padding(inputs) is None:
-            metrics |= self._left_to_right(clean, supervised(inputs))
+            metrics |= self._left_to_right(model, clean, supervised(inputs))
             if canvas.config.order == "left_to_right":
                 metrics["loss"] = metrics["left_to_right_loss"]
         return metrics
 
-    def _left_to_right(self, clean: Tensor, tokens: Tensor) -> dict[str, Ratio]:
+    def _left_to_right(self, model: nn.Module, clean: Tensor, tokens: Tensor) -> dict[str, Ratio]:
         size = self.config.block_size
-        _, _, nll = self.canvas.own_blocks(clean, clean)
-        _, predictions, _ = self.canvas.own_blocks(clean)
+        _, _, nll = self.canvas.own_blocks(model, clean, clean)
+        _, predictions, _ = self.canvas.own_blocks(model, clean)
         calls = verify_calls(predictions, size - 1)
         count = torch.as_tensor(calls.numel() * size, device=clean.device)
         return {"left_to_right_loss": (nll[tokens].sum(), tokens.sum()), "tau_sim": (count, calls.sum())}

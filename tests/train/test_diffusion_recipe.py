@@ -103,7 +103,7 @@ def test_blocks_of_one_token_at_time_one_are_the_autoregressive_loss() -> None:
 def test_own_blocks_are_what_left_to_right_decoding_gives() -> None:
     recipe, model = prepared("drafts")
     ids = batch("drafts", rows=2)["input_ids"]
-    own, predictions, nll = recipe.canvas.own_blocks(ids)
+    own, predictions, nll = recipe.canvas.own_blocks(model, ids)
     for row in range(2):
         for start in (0, 4, 8):
             state = torch.cat([ids[row, :start], torch.full((4,), MASK)])
@@ -265,3 +265,41 @@ def test_a_vocabulary_without_room_for_a_mask_token_is_refused(tmp_path: Path) -
         DataError, match=rf"model\.vocab_size: the vocabulary has no room for a mask token.*={size + 1}"
     ):
         run.train(cfg)
+
+
+def pairs_file(tmp_path: Path, extra: str = "") -> Path:
+    lines = [json.dumps({"ask": f"alpha {i}", "text": "beta gamma " * (1 + i % 4)}) for i in range(30)]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(lines) + "\n" + extra)
+    return tmp_path / "pairs.jsonl"
+
+
+def test_answers_are_learned_with_the_end_tokens_after_them_and_prompts_stay_clean(tmp_path: Path) -> None:
+    path = saved_causal(tmp_path)
+    config = replace(OBJECTIVES["llada_sft"], logit_shift=True)
+    cfg = replace(diffusion_root(tmp_path, config, max_steps=2), model=HFModelConfig(name=str(path)))
+    cfg.data = replace(cfg.data, path=str(pairs_file(tmp_path)), prompt_field="ask", block_size=48)
+    recipe = recipes.build(config)
+    data = recipe.build_data(cfg, cfg.run_dir)
+    assert len(data.train) + len(data.validation) == 30
+    sample, tokenizer = data.train[3], data.processor
+    prompt = tokenizer(tokenizer.decode(sample["input_ids"][sample["labels"] == -100]))["input_ids"]
+    learned = sample["labels"][sample["labels"] != -100]
+    assert tokenizer.decode(prompt).startswith("alpha")
+    assert tokenizer.decode(learned).startswith("beta gamma")
+    assert learned[-1] == tokenizer.eos_token_id
+    assert len(prompt) + len(learned) == 48
+    run.train(cfg)
+
+
+def test_pairs_that_are_none_are_refused_by_line(tmp_path: Path) -> None:
+    path = saved_causal(tmp_path)
+    config = replace(OBJECTIVES["llada_sft"], logit_shift=True)
+    cfg = replace(diffusion_root(tmp_path, config), model=HFModelConfig(name=str(path)))
+    with pytest.raises(
+        ConfigError, match=r"recipe\.objective: learns answers to prompts.*data\.prompt_field"
+    ):
+        recipes.build(config).build_data(cfg, cfg.run_dir)
+    for line, words in (('{"ask": "x"}', "is no object with"), ('{"ask": 1, "text": "x"}', "must hold text")):
+        cfg.data = replace(cfg.data, path=str(pairs_file(tmp_path, line)), prompt_field="ask")
+        with pytest.raises(DataError, match=rf"line 31 of .* {words}"):
+            recipes.build(config).build_data(cfg, cfg.run_dir)
