@@ -18,6 +18,10 @@ def check_diffusion(cfg: Root, checks: Checks) -> None:
     checks.at_least("chunk_tokens", recipe.chunk_tokens, 1)
     checks.at_least("later_weight", recipe.later_weight, 0)
     checks.within("left_to_right", recipe.left_to_right, 0, 1)
+    checks.within("causal_share", recipe.causal_share, 0, 1, open_end=True)
+    rule = "begins as a causal model, whose position i predicts token i+1: needs recipe.logit_shift=true"
+    kept = recipe.causal_share == 0 or recipe.logit_shift
+    checks.require(kept, "causal_share", rule, recipe.causal_share, "set recipe.logit_shift=true")
     checks.within("ema", recipe.ema, 0, 1, open_end=True)
     good = checks.above_zero("eps", recipe.eps) and checks.within("eps", recipe.eps, 0, 1, open_end=True)
     if good:

@@ -404,6 +404,8 @@ class DiffusionConfig(RecipeConfig):
     """bd3lm: highest mask rate."""
     logit_shift: bool = False
     """Position i predicts token i+1, as in the causal model the weights come from."""
+    causal_share: float = 0.0
+    """Share of the run that first trains next-token prediction; every token then teaches in one causal pass."""
     mask_token: str | None = None
     """Token of the vocabulary used as mask; null takes the tokenizer's own or adds one."""
     ema: float = 0.0

@@ -49,8 +49,34 @@ class Canvas:
                 mask = None if attended is None else attended.long()
                 model(input_ids=only, attention_mask=mask, logits_to_keep=1)
         assert taps.final is not None
-        found = taps.final.split(length, dim=1)[: len(copies)]
-        return [shift_right(states) for states in found] if self.config.logit_shift else list(found)
+        found = taps.final.split(length, dim=1)
+        if not self.config.logit_shift:
+            return list(found[: len(copies)])
+        anchors = shift_right(found[-1]) if self.config.block_causal else None
+        return [self._shifted(states, anchors) for states in found[: len(copies)]]
+
+    def _shifted(self, states: Tensor, anchors: Tensor | None) -> Tensor:
+        """Return each position's state from the one before; the first of a block takes the clean text's, `anchors`."""
+        moved = shift_right(states)
+        if anchors is None:
+            return moved
+        return torch.where(self._starts(states.shape[1], states.device)[:, None], anchors, moved)
+
+    def _starts(self, length: int, device: torch.device) -> Tensor:
+        """Return bool `(L,)`: the first token of every block but the first, predicted by the end of the one before."""
+        place = torch.arange(length, device=device)
+        return (place % self.config.block_size == 0) & (place > 0)
+
+    def causal_states(self, model: nn.Module, clean: Tensor, attended: Tensor | None) -> Tensor:
+        """Return the hidden states `(B, L, d)` that predict every position from those before it, as a causal model."""
+        length = clean.shape[1]
+        mask = torch.ones(length, length, dtype=torch.bool, device=clean.device).tril()[None, None]
+        if attended is not None:
+            mask = (mask & attended[:, None, None]) | torch.eye(length, dtype=torch.bool, device=clean.device)
+        with self.parts.tapping([]) as taps:
+            model(input_ids=clean, attention_mask=mask, logits_to_keep=1)
+        assert taps.final is not None
+        return shift_right(taps.final)
 
     def _beside_clean(
         self, model: nn.Module, copies: Sequence[Tensor], clean: Tensor, attended: Tensor | None
@@ -78,13 +104,16 @@ class Canvas:
         """
         size = self.config.block_size
         rows, length = clean.shape
-        cache = self._clean_cache(model, clean)
+        cache, anchors = self._clean_cache(model, clean)
+        starts = self._starts(length, clean.device)
         mask = self._noised_over_cache(length, clean.device)
         place = torch.arange(length, device=clean.device) % size
         own = clean.new_full(clean.shape, self.mask_id) if given is None else given.clone()
         predictions, nll = [], torch.zeros(rows, length, device=clean.device)
         for step in range(size):
             logits = self._logits(model, self.masked(own, place >= step), mask, cache)
+            if self.config.logit_shift:
+                logits[:, starts] = anchors[:, starts]
             best = logits.argmax(-1)
             here = place == step
             if given is None:
@@ -101,10 +130,11 @@ class Canvas:
         logits: Tensor = out.logits.float()
         return logits
 
-    def _clean_cache(self, model: nn.Module, clean: Tensor) -> Any:
+    def _clean_cache(self, model: nn.Module, clean: Tensor) -> tuple[Any, Tensor]:
+        """Return the cache of the clean text and its logits, which under a shift predict each block's first token."""
         cache: Any = DynamicCache(config=self.config.backbone_config)
-        model(input_ids=clean, cache=cache, logits_to_keep=1)
-        return cache
+        logits: Tensor = model(input_ids=clean, cache=cache).logits.float()
+        return cache, logits
 
     def _noised_over_cache(self, length: int, device: torch.device) -> Tensor:
         """Return the mask `(1, 1, L, 2L)` of a noised copy whose clean text lies before it in the cache."""

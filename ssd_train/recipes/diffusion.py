@@ -73,6 +73,8 @@ class DiffusionRecipe(Recipe):
 
     def step(self, model: nn.Module, inputs: Batch, context: StepContext) -> StepOutput:
         """Return the summed loss of one micro-batch: the objective, and agreement with its own drafts."""
+        if context.global_step < self.config.causal_share * context.max_steps:
+            return self._causal(model, inputs)
         clean, canvas = inputs["input_ids"], self.canvas
         place = _place(context, batch_rows(inputs))
         noises = corruptions(self.config, inputs, place, self.copies)
@@ -88,6 +90,15 @@ class DiffusionRecipe(Recipe):
         if own is not None:
             self._add_own(out, states[-1], *own)
         return out
+
+    def _causal(self, model: nn.Module, inputs: Batch) -> StepOutput:
+        """Return the next-token loss of a micro-batch, which a run begins with as others begin from a checkpoint."""
+        clean, learned = inputs["input_ids"], supervised(inputs).clone()
+        learned[:, 0] = False
+        states = self.canvas.causal_states(model, clean, padding(inputs))
+        nll = self._nll(states, learned, clean).sum()
+        denom = self.denominator(inputs)
+        return StepOutput(nll, denom, loss_terms={"causal_loss": (nll.detach(), learned.sum())})
 
     def ema_decay(self) -> float:
         """Return the decay of the weight average."""
