@@ -60,7 +60,9 @@ def build_pairs(cfg: Root) -> TextData:
         rule = "must be given for pairs, which are too little to train a tokenizer on"
         raise ConfigError([Problem("model.tokenizer", rule, None, "use model=hf, or name a tokenizer")])
     tokenizer = AutoTokenizer.from_pretrained(name)
-    train, held, cut = [], [], 0
+    train: list[tuple[list[int], list[int]]] = []
+    held: list[tuple[list[int], list[int]]] = []
+    cut = 0
     for prompt, answer in _read(Path(source.path).expanduser(), source.prompt_field, source.text_field):
         pair = _encode(tokenizer, prompt, answer, cfg.data.block_size)
         cut += len(pair[0]) + len(pair[1]) >= cfg.data.block_size

@@ -27,6 +27,13 @@ OBJECTIVES: dict[str, DiffusionConfig] = {
         agreement=AgreementConfig(pair_weight=0.5, own_weight=0.5, own_start=0.0),
         chunk_tokens=13,
     ),
+    "shifted": DiffusionConfig(
+        block_size=4,
+        left_to_right=1.0,
+        logit_shift=True,
+        causal_share=0.3,
+        agreement=AgreementConfig(own_weight=0.5, own_start=0.0),
+    ),
 }
 """One recipe for each objective, and one with everything that makes drafts agree."""
 

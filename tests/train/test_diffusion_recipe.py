@@ -13,8 +13,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
+from ssd_infer.diffusion.likelihood import denoiser_of, left_to_right_of_sequence
 from ssd_infer.errors import ConfigError, DataError, UnsupportedModelError
-from ssd_infer.models.masked_diffusion import MDMConfig
+from ssd_infer.models.masked_diffusion import MDMConfig, block_causal
 from ssd_train import checkpoints, recipes, run
 from ssd_train.config.schema import DiffusionConfig, HFModelConfig, ScratchModelConfig
 from ssd_train.recipes import StepContext
@@ -27,7 +28,7 @@ from tests.train.support import tiny_llama
 def batch(name: str, rows: int = 8, length: int = 12) -> dict[str, Tensor]:
     """Return samples of unequal supervised lengths, padded where the objective can be."""
     ids = torch.randint(0, MASK, (rows, length), generator=torch.Generator().manual_seed(2))
-    if name == "drafts":
+    if name in ("drafts", "shifted"):
         return {"input_ids": ids}
     mask = torch.ones_like(ids)
     for row in range(rows):
@@ -100,8 +101,9 @@ def test_blocks_of_one_token_at_time_one_are_the_autoregressive_loss() -> None:
     assert float(loss) == pytest.approx(chain, rel=1e-5)
 
 
-def test_own_blocks_are_what_left_to_right_decoding_gives() -> None:
-    recipe, model = prepared("drafts")
+@pytest.mark.parametrize("name", ["drafts", "shifted"])
+def test_own_blocks_are_what_left_to_right_decoding_gives(name: str) -> None:
+    recipe, model = prepared(name)
     ids = batch("drafts", rows=2)["input_ids"]
     own, predictions, nll = recipe.canvas.own_blocks(model, ids)
     for row in range(2):
@@ -110,11 +112,45 @@ def test_own_blocks_are_what_left_to_right_decoding_gives() -> None:
             for place in range(4):
                 with torch.no_grad():
                     logits = model(state[None]).logits[0, start:]
+                    if name == "shifted" and start:  # the clean blocks alone predict what follows them
+                        hidden = model.model(state[None, :start], attention_mask=seen(start), is_causal=False)
+                        logits[0] = model.predict(hidden.last_hidden_state[:, -1:])[0, 0]
                 assert torch.equal(predictions[place, row * 3 + start // 4], logits.argmax(-1))
                 expected = -logits[place].log_softmax(-1)[ids[row, start + place]]
                 assert float(nll[row, start + place]) == pytest.approx(float(expected), rel=1e-4)
                 state[start + place] = logits[place].argmax()
             assert torch.equal(own[row, start : start + 4], state[start:])
+
+
+def seen(length: int, size: int = 4) -> Tensor:
+    where = torch.arange(length)[None]
+    return block_causal(where, where, size)[:, None]
+
+
+def test_the_likelihood_of_a_shifted_block_model_is_that_of_its_decoding() -> None:
+    recipe, model = prepared("shifted")
+    ids = batch("shifted", rows=2)["input_ids"]
+    _, _, nll = recipe.canvas.own_blocks(model, ids, ids)
+    for row, expected in zip(ids, nll.sum(1), strict=True):
+        found = left_to_right_of_sequence(denoiser_of(model), row, MASK, block_size=4)
+        assert found == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_a_run_may_begin_with_next_token_prediction() -> None:
+    recipe, model = prepared("shifted")
+    inputs = batch("shifted")
+    first = recipe.step(model, inputs, StepContext(2, 10))
+    ids = inputs["input_ids"]
+    mask = torch.ones(12, 12, dtype=torch.bool).tril()[None, None]
+    logp = model.lm_head(model.model(ids, attention_mask=mask, is_causal=False).last_hidden_state)
+    logp[..., MASK] = -torch.inf
+    nll = -logp.log_softmax(-1)[:, :-1].gather(-1, ids[:, 1:, None]).sum()
+    assert float(first.loss_sum) == pytest.approx(float(nll), rel=1e-5)
+    assert set(first.loss_terms) == {"causal_loss"}
+    assert set(recipe.step(model, inputs, StepContext(3, 10)).loss_terms) == {
+        "denoising_loss",
+        "own_block_loss",
+    }
 
 
 def test_evaluation_repeats_itself_and_simulates_acceptance() -> None:
