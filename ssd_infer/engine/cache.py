@@ -52,7 +52,7 @@ class RowCache:
             raise RuntimeError("RowCache.update before RowCache.aim: no slots to write")
         stored_keys, stored_values = self._keys[layer_idx], self._values[layer_idx]
         if stored_keys is None or stored_values is None:
-            stored_keys, stored_values = self._allocate(layer_idx, keys, values)
+            stored_keys, stored_values = self.allocate(layer_idx, keys, values)
         if window.start is not None:
             stored_keys[:, :, window.start : window.end] = keys
             stored_values[:, :, window.start : window.end] = values
@@ -95,8 +95,15 @@ class RowCache:
         tensors = [layer for layer in (*self._keys, *self._values) if layer is not None]
         return sum(layer.numel() * layer.element_size() for layer in tensors)
 
-    def _allocate(self, layer_idx: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Reserve slots for one layer; zeros, since masked slots are multiplied by a zero weight."""
+    def share(self, other: RowCache) -> None:
+        """Use the very slots of `other`, which has the same rows and capacity."""
+        self._keys, self._values = list(other._keys), list(other._values)
+
+    def allocate(self, layer_idx: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Reserve slots for one layer of keys and values like `keys` and `values` `(·, H, ·, D)`; return them.
+
+        They are zeros, since masked slots are multiplied by a zero weight.
+        """
         stored = keys.new_zeros((self.batch, keys.shape[1], self.capacity, keys.shape[3]))
         other = values.new_zeros((self.batch, values.shape[1], self.capacity, values.shape[3]))
         self._keys[layer_idx], self._values[layer_idx] = stored, other

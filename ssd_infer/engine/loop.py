@@ -39,13 +39,13 @@ class Decoding:
         clock = Clock(self.session.target.device)
         all_rows = list(self.session.rows)
         with clock.phase("prefill"):
-            first = self._prefill()
+            first = self.prefill()
             self._commit(first, None, None)
         if self.drafter is not None and self.session.rows:
             with clock.phase("draft"):
                 self.drafter.begin()
         while self.session.rows:
-            self._round(clock)
+            self.round(clock)
         self.stats.finish()
         self.stats.total.seconds.update(clock.seconds())
         if self.drafter is not None:
@@ -53,7 +53,7 @@ class Decoding:
             self.stats.total.seconds.update(self.drafter.seconds())
         return [row.tokens[row.prompt_length :] for row in all_rows]
 
-    def _prefill(self) -> list[list[int]]:
+    def prefill(self) -> list[list[int]]:
         """Run the prompts through all layers; return each row's first token as a block of one."""
         return self._feed([row.tokens for row in self.session.rows])
 
@@ -76,7 +76,8 @@ class Decoding:
         session.lengths = [old + new for old, new in zip(session.lengths, lengths, strict=True)]
         return [[token] for token in session.pending.tolist()]
 
-    def _round(self, clock: Clock) -> None:
+    def round(self, clock: Clock) -> None:
+        """Draft, verify, accept and commit once, for all rows."""
         session = self.session
         limit = max(row.remaining for row in session.rows) - 1
         with clock.phase("draft"):

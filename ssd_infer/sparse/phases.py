@@ -37,7 +37,7 @@ def first_phases(rows: int, gamma: int) -> list[int]:
 class Balanced(Decoding):
     """The decode loop with rows out of step; law and output are those of `Decoding`."""
 
-    def _round(self, clock: Clock) -> None:
+    def round(self, clock: Clock) -> None:
         """Run one mixed pass: rows that have all their drafts verify, the others draft one more token."""
         if not hasattr(self, "chosen"):
             self._open()

@@ -1,0 +1,128 @@
+"""Prompts that are prefilled once: every contender of a measurement goes on from the same cache.
+
+A decoding writes past its prompt only, so the slots of the prompts serve any number of decodings, one after another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from ssd_infer.engine.cache import RowCache
+from ssd_infer.engine.loop import Decoding
+from ssd_infer.engine.sampling import Sampler, SamplingParams
+from ssd_infer.engine.session import Row, Session, open_session
+from ssd_infer.engine.stats import Stats
+from ssd_infer.engine.stopping import StopRule
+from ssd_infer.engine.target import Target
+from ssd_infer.sparse.plain import grouped_layers
+
+ROOM = 64
+"""Slots beyond twice the tokens to decode, for drafts."""
+
+
+@dataclass(frozen=True, slots=True)
+class FilledRow:
+    """One prompt after its prefill: keys and values `(2, L, KV, n, D)` and the first token."""
+
+    prompt: list[int]
+    first: int
+    slots: Tensor
+
+
+class Prefilled:
+    """A batch of prefilled rows, each with its first token; opens sessions that decode on."""
+
+    def __init__(self, target: Target, rows: Sequence[FilledRow], batch: int, new_tokens: int) -> None:
+        """Lay `batch` rows into one cache with room for `new_tokens` each, repeating `rows` when they are fewer."""
+        self.target = target
+        self.rows = [rows[place % len(rows)] for place in range(batch)]
+        self.capacity = max(len(row.prompt) for row in rows) + 2 * new_tokens + ROOM
+        self.cache = RowCache(batch, self.capacity, target.num_layers)
+        _, _, heads, _, size = rows[0].slots.shape
+        template = torch.empty((1, heads, 1, size), dtype=target.dtype, device=target.device)
+        for layer in range(target.num_layers):
+            held = self.cache.allocate(layer, template, template)
+            for place, row in enumerate(self.rows):
+                for stored, own in zip(held, row.slots[:, layer], strict=True):
+                    stored[place, :, : own.shape[1]] = own
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        """The prompt of every row."""
+        return [row.prompt for row in self.rows]
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one slot of one row over all layers and heads."""
+        return self.cache.nbytes() // (len(self.rows) * self.capacity)
+
+    def session(self) -> Session:
+        """Return a session whose rows wait with their first token."""
+        cache = RowCache(len(self.rows), self.capacity, self.target.num_layers)
+        cache.share(self.cache)
+        return Session(
+            self.target,
+            greedy_sampler(self.target),
+            self.target.geometry(self.capacity),
+            cache,
+            [
+                Row(index, [*row.prompt, row.first], len(row.prompt), 1 << 30)
+                for index, row in enumerate(self.rows)
+            ],
+            torch.tensor([row.first for row in self.rows], device=self.target.device),
+            [len(row.prompt) for row in self.rows],
+        )
+
+    def transformers_cache(self) -> DynamicCache:
+        """Return a copy of the cache as transformers keeps it; all prompts must have one length."""
+        (width,) = {len(row.prompt) for row in self.rows}
+        cache = DynamicCache(config=self.target.config)
+        for layer in range(self.target.num_layers):
+            keys, values = self.cache.held(layer)
+            cache.update(keys[:, :, :width].clone(), values[:, :, :width].clone(), layer)
+        return cache
+
+
+@torch.inference_mode()
+def prefill(target: Target, prompt: list[int]) -> FilledRow:
+    """Run `prompt` through the model."""
+    session = open_session(target, [prompt], 1, 0, greedy_sampler(target))
+    session.layers = grouped_layers(session)
+    ((first,),) = Decoding(session, None, StopRule(), Stats.empty(1)).prefill()
+    layers = [session.cache.held(layer) for layer in range(target.num_layers)]
+    slots = torch.stack([torch.stack([part[0, :, : len(prompt)] for part in pair]) for pair in layers], dim=1)
+    return FilledRow(prompt, first, slots)
+
+
+def prefill_once(target: Target, prompt: list[int], folder: Path | None) -> FilledRow:
+    """Run `prompt` through the model, or map what an earlier run of the same model left in `folder`."""
+    if folder is None:
+        return prefill(target, prompt)
+    file = folder / f"{_fingerprint(target, prompt)}.pt"
+    if not file.exists():
+        row = prefill(target, prompt)
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.save({"first": row.first, "slots": row.slots.contiguous()}, file)
+        return row
+    kept = torch.load(file, map_location=target.device, mmap=target.device.type == "cpu", weights_only=True)
+    return FilledRow(prompt, kept["first"], kept["slots"])
+
+
+def _fingerprint(target: Target, prompt: list[int]) -> str:
+    """Tell rows of other prompts, weights and precisions apart."""
+    weights = [tensor.detach().flatten()[:64].float().cpu() for tensor in target.model.parameters()]
+    digest = hashlib.sha256(repr((prompt, str(target.dtype))).encode())
+    digest.update(torch.cat(weights).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def greedy_sampler(target: Target) -> Sampler:
+    """Return a sampler that takes the most probable token."""
+    return Sampler(SamplingParams(), target.device, seed=0)
