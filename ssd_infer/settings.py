@@ -52,6 +52,10 @@ class EvalSettings:
     """Timed repetitions of each prompt."""
     batch_size: int = 1
     """Rows decoded together in the timed runs."""
+    contexts: list[int] = field(default_factory=list)
+    """Prompt lengths of the long-context sweep (sparse attention beside plain decoding); empty: no sweep."""
+    batches: list[int] = field(default_factory=lambda: [1])
+    """Batch sizes of that sweep."""
     temperatures: list[float] = field(default_factory=lambda: [0.0, 1.0])
     """Temperatures decoded at; 0 is greedy."""
     top_k: int = 0
@@ -130,6 +134,10 @@ def validate(settings: EvalSettings, checks: Checks) -> None:
     for key in ("threads", "seed", "top_k", "search_seconds"):
         checks.at_least(key, getattr(settings, key), 0)
     checks.within("expert_budget", settings.expert_budget, 0, 1)
+    checks.require(len(settings.batches) > 0, "batches", "must not be empty", [], "try [1,4]")
+    for key in ("contexts", "batches"):
+        for index, value in enumerate(getattr(settings, key)):
+            checks.at_least(f"{key}.{index}", value, 1)
     checks.choice("dtype", settings.dtype, DTYPES)
     checks.choice("device", settings.device.partition(":")[0], DEVICES)
     checks.require(0 < settings.top_p <= 1, "top_p", "must be above 0 and at most 1", settings.top_p)

@@ -91,13 +91,18 @@ class SparseAttention(Stepwise):
             self.selector.hear_prompts()
         self.full = FullAttention(cache, self.selector, prompts, self.selector.prompt_queries)
         session.layers = attention_view(target, self.full)
-        self.working = WorkingSet(cache)
+        self.working = WorkingSet(cache, self.most_slots() + self.max_draft(self.params))
         self.paged = self.selector if isinstance(self.selector, Quest) else None
         self._dense = attention_view(target, FullAttention(cache))
         self._sparse = attention_view(target, self.paged or self.working)
         self._selected = False
         self.reads = Reads()
         self._slot_bytes = 0
+
+    def most_slots(self) -> int:
+        """Return the slots a draft step reads of a row at the end of this decoding, when it reads most."""
+        capacity = self.session.cache.capacity
+        return min(capacity, self.selector.width([capacity] * len(self.session.rows)))
 
     def begin(self) -> None:
         """Listen to verify passes only where the selector wants them."""
@@ -190,12 +195,10 @@ class SparseAttention(Stepwise):
     @classmethod
     def extra_bytes(cls, target: Target, params: DraftParams) -> int:
         """Return the working set and the scores of one row at the smallest budget; both grow with the context."""
-        settled = cast(SparseAttentionParams, params)
-        config = target.config
-        heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
-        size: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        slots = int(settled.min_budget) + cls.max_draft(params)
-        return target.num_layers * heads * slots * (2 * size * target.dtype.itemsize + 4)
+        from ssd_infer.sparse.memory import row_bytes
+
+        slots = int(cast(SparseAttentionParams, params).min_budget) + cls.max_draft(params)
+        return row_bytes(target, slots, slots)
 
     @classmethod
     def resolve(

@@ -32,12 +32,12 @@ class TurnDecoding(Decoding):
     turns: list[list[int]] = field(default_factory=list)
     per_turn: int = 0
 
-    def _round(self, clock: Clock) -> None:
+    def round(self, clock: Clock) -> None:
         if self.turns and self.session.rows[0].remaining == 0:
             with clock.phase("prefill"):
                 self._append(self.turns.pop(0))
         if self.session.rows:
-            Decoding._round(self, clock)
+            Decoding.round(self, clock)
 
     def _append(self, text: list[int]) -> None:
         """Feed the last token and the turn's text, and emit the token that follows.

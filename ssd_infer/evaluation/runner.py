@@ -20,6 +20,7 @@ from ssd_infer.evaluation.section import Section, judge, rows, run_section
 from ssd_infer.evaluation.shift import shift_study
 from ssd_infer.evaluation.strategies import Absent
 from ssd_infer.evaluation.summary import absent_row
+from ssd_infer.evaluation.sweep import sparse_sweep
 from ssd_infer.evaluation.tasks import held_out_ids
 from ssd_infer.evaluation.verdict import verdict
 from ssd_infer.evaluation.vocabulary import check_ids
@@ -29,8 +30,10 @@ from ssd_infer.settings import EvalSettings
 
 logger = logging.getLogger(__name__)
 
-QUALITY_SHARE, GRID_SHARE, LAST_SHARE, SHIFT_SHARE = 0.08, 0.2, 0.95, 0.1
-"""Shares of the time limit after which quality, the grid, and everything must be done, and of one setting's streams."""
+QUALITY_SHARE, GRID_SHARE, SWEEP_SHARE, LAST_SHARE = 0.08, 0.2, 0.55, 0.95
+"""Shares of the time limit after which quality, the grid, the sweep if any, and everything must be done."""
+SHIFT_SHARE = 0.1
+"""Share of one setting's streams."""
 QUALITY_TOKENS, QUALITY_WINDOW = 8192, 256
 
 
@@ -46,15 +49,20 @@ def evaluate(settings: EvalSettings, say: Say | None = None) -> dict[str, Any]:
         bench = open_bench(settings, say or logger.info)
         quality = _quality(bench)
         grid = _grid(bench)
+        sweep = sparse_sweep(bench, bench.budget.deadline(SWEEP_SHARE))
         sections = _sections(bench)
-        report = assemble(bench, sections, quality, grid)
+        report = assemble(bench, sections, quality, grid, sweep)
     with writing("out", folder):
         write_report(report, folder, list(samples(sections)))
     return report
 
 
 def assemble(
-    bench: Bench, sections: list[Section], quality: dict[str, Any], grid: dict[str, list[Cell]]
+    bench: Bench,
+    sections: list[Section],
+    quality: dict[str, Any],
+    grid: dict[str, list[Cell]],
+    sweep: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Put the report together; every strategy name has a row."""
     baselines: list[dict[str, Any]] = []
@@ -72,6 +80,8 @@ def assemble(
     for row in strategies:
         if row["name"] == "early_exit" and grid["predicted"]:
             row["extra"]["grid"] = grid
+        if row["name"] == "sparse_attention" and sweep:
+            row["extra"]["sweep"] = sweep
     return {
         "schema_version": SCHEMA_VERSION,
         "identity": identity(bench.settings.checkpoint),
@@ -91,7 +101,7 @@ def _sections(bench: Bench) -> list[Section]:
     samplings = [
         Sampling(float(t), settings.top_k, settings.top_p) if t else Sampling() for t in settings.temperatures
     ]
-    shares = _shares(samplings)
+    shares = _shares(samplings, SWEEP_SHARE if settings.contexts else GRID_SHARE)
     sections = []
     for sampling in samplings:
         section = run_section(bench, sampling, bench.budget.deadline(next(shares)))
@@ -116,10 +126,13 @@ def _shift(bench: Bench, section: Section) -> None:
         section.more.setdefault(name, {})["task_shift"] = facts
 
 
-def _shares(samplings: list[Sampling]) -> Iterator[float]:
-    """Yield for each setting the share of the limit by which timing, then judging, is done; greedy judging is free."""
+def _shares(samplings: list[Sampling], spent: float) -> Iterator[float]:
+    """Yield for each setting the share of the limit by which timing, then judging, is done; greedy judging is free.
+
+    `spent` is the share that earlier phases may have used.
+    """
     weights = [part for sampling in samplings for part in ((1.0, 0.0) if sampling.greedy else (0.8, 0.45))]
-    spent, left = GRID_SHARE, LAST_SHARE - GRID_SHARE
+    left = LAST_SHARE - spent
     for weight in weights:
         spent += left * weight / sum(weights)
         yield spent

@@ -16,6 +16,7 @@ from ssd_infer.report.format import plain
 from ssd_infer.report.heatmap import draw_heatmaps, grid_of
 from ssd_infer.report.rows import Report, is_sampled, ok_rows
 from ssd_infer.report.wer_speed import draw_wer_speed
+from ssd_infer.report.sweep import draw_budgets, draw_throughput
 
 INK, MUTED, GRID = "#1f2937", "#6b7280", "#e5e7eb"
 COLOURS = ("#2563eb", "#ea580c", "#059669", "#9333ea", "#db2777", "#0891b2", "#ca8a04", "#475569")
@@ -83,6 +84,16 @@ def draw_charts(report: Report) -> list[Chart]:
             "Loss and agreement per exit layer",
             "Held-out text, teacher forcing: what the model knows after each layer.",
             _quality,
+        ),
+        (
+            "Throughput at long contexts",
+            "From the first token on, all decodings on the same prefilled rows.",
+            draw_throughput,
+        ),
+        (
+            "Acceptance against budget",
+            "Selector pillar, γ = 8, the longest context and smallest batch of the sweep.",
+            draw_budgets,
         ),
     ]
     charts = []

@@ -24,6 +24,7 @@ from ssd_infer.report.rows import (
 )
 from ssd_infer.report.searches import HEAD, search_cells
 from ssd_infer.report.speech import NOTE, SPEECH_HEAD, entropy_line, sets_table, speech_table
+from ssd_infer.report.sweep import SWEEP_HEAD, sweep_rows
 
 
 def text(value: object) -> str:
@@ -71,6 +72,7 @@ def render_html(report: Report) -> str:
         _speech(report),
         _section("Plots", figures(draw_charts(report))),
         _section("Losslessness", _lossless(report)),
+        _sweep(report),
         '<div class="two">'
         + _section("Plain decoding and peers", _others(report))
         + _section("By task", _tasks(report))
@@ -245,6 +247,11 @@ def _lossless(report: Report) -> str:
             f"<td>{text(row['lossless']['detail'])}</td></tr>"
         )
     return html_table(("strategy", "verdict", "claims", "test in this run"), rows)
+
+
+def _sweep(report: Report) -> str:
+    rows = [table_row(cells, 3) for cells in sweep_rows(report)]
+    return _section("Long contexts", html_table(SWEEP_HEAD, rows, range(3, len(SWEEP_HEAD)))) if rows else ""
 
 
 def _others(report: Report) -> str:

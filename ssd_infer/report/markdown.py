@@ -12,6 +12,7 @@ from ssd_infer.report.format import markdown as md
 from ssd_infer.report.rows import STATUS_TEXT, Report, find_row, headline, ok_rows, other_rows
 from ssd_infer.report.searches import HEAD, search_cells
 from ssd_infer.report.speech import NOTE, SPEECH_HEAD, entropy_line, sets_table, speech_table
+from ssd_infer.report.sweep import SWEEP_HEAD, sweep_rows
 
 Cells = Iterable[object]
 
@@ -33,6 +34,7 @@ def render_markdown(report: Report) -> str:
         _shift(report),
         _speech(report),
         _per_task(report),
+        _sweep(report),
         "## Not measured\n\n" + _reasons(report),
         "## Plain decoding and what a user would pick instead\n\n" + _others(report),
         "## Quality of the checkpoint\n\n" + _quality(report["quality"]),
@@ -150,6 +152,9 @@ def _shift(report: Report) -> str:
     rows = shift_plot.shift_cells(report)
     head = f"## {shift_plot.TITLE}\n\n{md(shift_plot.CAPTION)}\n\n"
     return head + table(shift_plot.HEAD, rows) if rows else ""
+def _sweep(report: Report) -> str:
+    rows = sweep_rows(report)
+    return "## Long contexts\n\n" + table(SWEEP_HEAD, rows) if rows else ""
 
 
 def _reasons(report: Report) -> str:

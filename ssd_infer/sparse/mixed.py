@@ -68,10 +68,11 @@ class MixedWindow(Window):
 class MixedSet:
     """Selected slots of every row, each row's gathered anew after its own verify, with room for its drafts."""
 
-    def __init__(self, rows: int, room: int) -> None:
-        """Keep `room` columns for drafts behind the widest selection."""
+    def __init__(self, rows: int, room: int, columns: int = 0) -> None:
+        """Keep `room` columns for drafts behind the widest selection, expected to be of `columns` slots at most."""
         self.widths = [0] * rows
         self._room = room
+        self._columns = columns
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
 
@@ -87,7 +88,7 @@ class MixedSet:
                 if len(kept) <= layer:
                     kept.append(stored.new_zeros((len(self.widths), stored.shape[1], 0, stored.shape[3])))
                 if kept[layer].shape[2] < width + self._room:
-                    kept[layer] = _wider(kept[layer], width + width // 8 + self._room)
+                    kept[layer] = _wider(kept[layer], max(width + width // 8, self._columns) + self._room)
                 flat = flat_index(slots[min(layer, slots.shape[0] - 1)], stored, index)
                 kept[layer][index, :, :width] = take(stored, flat, width)
 
@@ -163,7 +164,7 @@ class MixedCache(RowCache):
         for segment in self._full:
             row, at = slice(segment.row, segment.row + 1), segment.packed
             window = Window(self.window.geometry, [segment.start], len(segment.ids))
-            keys, values = stored_keys[row, :, : window.end], stored_values[row, :, : window.end]
+            keys, values = stored_keys[row], stored_values[row]
             heard = self._listener if segment.verifies else None
             out[:, at] = window_attention(
                 layer, query[:, :, at], keys, values, scaling, window, heard, segment.row

@@ -62,7 +62,7 @@ class Balanced(Decoding):
         rows = len(self.session.rows)
         self.selector, self.gamma, self.reads = drafter.selector, drafter.gamma, drafter.reads
         self.pace = drafter.pace
-        self.chosen = MixedSet(rows, self.gamma)
+        self.chosen = MixedSet(rows, self.gamma, drafter.most_slots())
         heard = self.selector if self.selector.listens else None
         self.cache = MixedCache(self.session.cache, self.chosen, heard)
         self.layers = attention_view(self.session.target, self.cache)

@@ -15,6 +15,7 @@ from torch.nn import functional
 from ssd_infer.engine.cache import RowCache
 from ssd_infer.engine.target import Target
 from ssd_infer.sparse.budget import batch_width, budget
+from ssd_infer.sparse.listener import Probs
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class Selector(ABC):
         return True
 
     def hear(
-        self, layer: int, rows: slice, heads: slice, probs: Tensor, starts: list[int], first: int = 0
+        self, layer: int, rows: slice, heads: slice, probs: Probs, starts: list[int], first: int = 0
     ) -> None:
         """Learn from probabilities of a pass; see `Listener`."""
 
@@ -148,15 +149,15 @@ class Pillar(_Scored):
         self.fresh = [min(9, prompt) for prompt in self.shape.prompts]
 
     def hear(
-        self, layer: int, rows: slice, heads: slice, probs: Tensor, starts: list[int], first: int = 0
+        self, layer: int, rows: slice, heads: slice, probs: Probs, starts: list[int], first: int = 0
     ) -> None:
         """Score S(j) = Σ_h Σ_i p / (G·vis(j)), vis(j) being the queries that can see slot j."""
-        group, width, count = probs.shape[2:]
-        board = self.scores[layer, rows, heads, first : first + count]
-        torch.div(probs.sum(dim=(2, 3)), group * width, out=board)
+        width = probs.weights.shape[3]
+        board = self.scores[layer, rows, heads, first : first + probs.slots]
+        board.copy_(probs.mean())
         for row, start in enumerate(starts):  # slots of the window itself are seen by fewer queries
             own = board[row, :, max(0, start - first) : max(0, start - first + width)]
-            own *= _rarity(width, probs.device)[max(0, first - start) :][: own.shape[-1]]
+            own *= _rarity(width, board.device)[max(0, first - start) :][: own.shape[-1]]
         self._heard = True
 
 
@@ -175,13 +176,13 @@ class Vegas(_Scored):
     per_head = False
 
     def hear(
-        self, layer: int, rows: slice, heads: slice, probs: Tensor, starts: list[int], first: int = 0
+        self, layer: int, rows: slice, heads: slice, probs: Probs, starts: list[int], first: int = 0
     ) -> None:
         """Add the probabilities of the first and the last query."""
-        board = self.scores[layer, rows, 0, first : first + probs.shape[-1]]
+        board = self.scores[layer, rows, 0, first : first + probs.slots]
         if heads.start == 0:
             board.zero_()
-        board += probs[:, :, :, 0].sum(dim=(1, 2)) + probs[:, :, :, -1].sum(dim=(1, 2))
+        board += probs.at(0).sum(dim=(1, 2)) + probs.at(-1).sum(dim=(1, 2))
         self._heard = True
 
 
@@ -196,14 +197,14 @@ class SnapKV(_Scored):
     kernel = 5
 
     def hear(
-        self, layer: int, rows: slice, heads: slice, probs: Tensor, starts: list[int], first: int = 0
+        self, layer: int, rows: slice, heads: slice, probs: Probs, starts: list[int], first: int = 0
     ) -> None:
         """Sum over the window, average neighbours, sum over the group."""
-        votes = probs.sum(dim=3)
+        votes = probs.all().sum(dim=3)
         pooled = functional.avg_pool1d(
             votes.flatten(0, 2)[:, None], self.kernel, stride=1, padding=self.kernel // 2
         )
-        self.scores[layer, rows, heads, : probs.shape[-1]] = pooled.view_as(votes).sum(dim=2)
+        self.scores[layer, rows, heads, : probs.slots] = pooled.view_as(votes).sum(dim=2)
         self._heard = True
 
     def __init__(self, shape: Shape, budget: Budget) -> None:

@@ -14,6 +14,7 @@ from ssd_infer.drafts.base import Resolved
 from ssd_infer.engine.target import Target
 from ssd_infer.sparse.budget import budget
 from ssd_infer.sparse.costs import SparseCosts, expected_tokens, recall
+from ssd_infer.sparse.memory import fits
 from ssd_infer.sparse.pace import Pace
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 MAX_GAMMA = 12
 RATIOS, MIN_BUDGET = (0.05, 0.1, 0.2), 192
+LEAST_GAIN = 1.05
+"""Predicted speedup from which drafting begins: costs are measured to a few percent."""
 _SHORTEST = 2
 """A context shorter than this many budgets leaves nothing to save."""
 
@@ -85,16 +88,23 @@ def settle_sparse(
         return Resolved(
             None, f"plain decoding: {context} tokens of context are read as fast as {floor} slots"
         )
+    if isinstance(params.ratio, str):
+        options = [option for option in options if _fits(target, option, context, batch)] or options[:1]
     costs = recall(target, context, batch)
     speedup, tau, best = max(
         (_outlook(target, costs, option, context) for option in options), key=lambda found: found[0]
     )
     details = f"{best.ratio:.0%} read, γ {best.gamma}, τ {tau:.1f}"
-    if speedup < 1.0:
+    if speedup < LEAST_GAIN:
         return Resolved(
             None, f"plain decoding: the best predicted speedup is {speedup:.2f} ({details})", speedup
         )
     return Resolved(best, f"auto: {best.selector}, {details}, predicted {speedup:.2f}×", speedup)
+
+
+def _fits(target: Target, option: SparseAttentionParams, context: int, batch: int) -> bool:
+    slots = budget(context, float(option.ratio), int(option.min_budget))
+    return fits(target, context, batch, slots + MAX_GAMMA)
 
 
 def _outlook(

@@ -16,13 +16,15 @@ class WorkingSet(RowCache):
     """Keys and values a draft step reads: `width` selected slots per layer, row and head, then its own drafts.
 
     Keys are stored after their rotation, so order and place do not matter. It replaces the shared cache in draft
-    steps, whose keys go nowhere else: nothing is rolled back, and every γ steps read one compact block.
+    steps, whose keys go nowhere else: nothing is rolled back, and every γ steps read one compact block. Memory is
+    taken once, for the widest selection to come; a wider one than was announced takes new memory.
     """
 
-    def __init__(self, shared: RowCache) -> None:
-        """Gather from `shared`."""
-        super().__init__(shared.batch, 0, shared.num_layers)
+    def __init__(self, shared: RowCache, columns: int = 0) -> None:
+        """Gather from `shared`; `columns` is the most slots and drafts of a row that are expected."""
+        super().__init__(shared.batch, columns, shared.num_layers)
         self._shared = shared
+        self._memory: list[tuple[Tensor, Tensor]] = []
         self.width = 0
         self._step = 0
         self._hidden: Tensor | None = None
@@ -40,8 +42,9 @@ class WorkingSet(RowCache):
             if rows is None or slots.shape[0] > 1:
                 own = slots[min(layer, slots.shape[0] - 1)]
                 rows = flat_index(functional.pad(own, (0, room)), keys)
-            self._keys[layer] = take(keys, rows, self.width + room)
-            self._values[layer] = take(values, rows, self.width + room)
+            own_keys, own_values = self._columns(layer, keys, values, self.width + room)
+            self._keys[layer] = take(keys, rows, self.width + room, own_keys)
+            self._values[layer] = take(values, rows, self.width + room, own_values)
         if hidden is not None:
             some = self._keys[0]
             assert some is not None
@@ -50,6 +53,24 @@ class WorkingSet(RowCache):
             )
             mask[..., : self.width].masked_fill_(hidden[:, None, None], -torch.inf)
             self._hidden = mask
+
+    def nbytes(self) -> int:
+        """Return the bytes held, used or not."""
+        return sum(part.numel() * part.element_size() for pair in self._memory for part in pair)
+
+    def _columns(self, layer: int, keys: Tensor, values: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        """Return memory for `width` columns of every row and head of a layer, each `(B·KV·width, D)`."""
+        lines = keys.shape[0] * keys.shape[1]
+        if layer == len(self._memory):
+            size = lines * max(width, self.capacity)
+            memory = keys.new_empty((size, keys.shape[-1])), values.new_empty((size, values.shape[-1]))
+            self._memory.append(memory)
+        own = self._memory[layer]
+        if own[0].shape[0] < lines * width:
+            size = lines * (width + width // 8)
+            own = keys.new_empty((size, keys.shape[-1])), values.new_empty((size, values.shape[-1]))
+            self._memory[layer] = own
+        return own[0][: lines * width], own[1][: lines * width]
 
     def at(self, step: int) -> None:
         """Let the next pass write draft column `step`."""
@@ -81,7 +102,10 @@ def flat_index(slots: Tensor, stored: Tensor, rows: Tensor | None = None) -> Ten
     return (slots + lines.unsqueeze(-1) * capacity).flatten()
 
 
-def take(stored: Tensor, flat: Tensor, width: int) -> Tensor:
-    """Copy what `flat_index` named from `(B, KV, S, D)`; return `(R, KV, width, D)`."""
+def take(stored: Tensor, flat: Tensor, width: int, out: Tensor | None = None) -> Tensor:
+    """Copy what `flat_index` named from `(B, KV, S, D)`, into `out` `(R·KV·width, D)` if given.
+
+    Return it as `(R, KV, width, D)`.
+    """
     heads, size = stored.shape[1], stored.shape[3]
-    return stored.view(-1, size).index_select(0, flat).view(-1, heads, width, size)
+    return torch.index_select(stored.view(-1, size), 0, flat, out=out).view(-1, heads, width, size)

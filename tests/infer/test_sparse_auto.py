@@ -10,8 +10,8 @@ import torch
 import ssd_infer
 from ssd_infer.drafts.sparse_attention import SparseAttention, SparseAttentionParams
 from ssd_infer.engine.target import Target
+from ssd_infer.sparse import memory, settle
 from ssd_infer.sparse import pace as pace_module
-from ssd_infer.sparse import settle
 from ssd_infer.sparse.costs import SparseCosts
 from ssd_infer.sparse.pace import Pace
 from ssd_infer.sparse.selectors import Pillar
@@ -160,6 +160,7 @@ def test_auto_reads_more_where_reading_is_cheap(
     tiny_model: ModelFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Agreement grows with what is read; how much is worth reading depends on what reading costs."""
+    monkeypatch.setattr(memory, "MOST_SHARE", 0.5)
     target, rows = Target.of(model := tiny_model(max_position_embeddings=8192)), [[2] * 4000]
     found = []
     for slope in (0.0, 8.0):
@@ -171,6 +172,21 @@ def test_auto_reads_more_where_reading_is_cheap(
     assert found == [0.2, 0.05]
     assert [round(settle.usual_agreement(slots), 2) for slots in (51, 205, 410)] == [0.71, 0.85, 0.89]
     assert model.config.max_position_embeddings == 8192
+
+
+def test_auto_never_adds_more_than_a_tenth_to_the_memory(
+    tiny_model: ModelFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fifth of the slots would be read for nothing, but holding them would not be free."""
+    costs = SparseCosts(10.0, (100, 800), (1.0, 1.0), (0.5, 0.5), (2, 13), (10.0, 13.0))
+    with_costs(monkeypatch, costs)
+    model = tiny_model(head_dim=64, max_position_embeddings=8192)
+    target, rows = Target.of(model), [[2] * 8000] * 2
+    settled = SparseAttention.resolve(target, SparseAttentionParams(), rows, False)
+    assert isinstance(settled.params, SparseAttentionParams)
+    assert settled.params.ratio == 0.05
+    assert memory.fits(target, 8000, 2, 412)
+    assert not memory.fits(target, 8000, 2, 912)
 
 
 def test_settled_parameters_are_settled_again_to_themselves(

@@ -13,6 +13,7 @@ from ssd_infer.sparse import attention, flex
 from ssd_infer.sparse.attention import FullAttention, prefill_attention, window_attention
 from ssd_infer.sparse.budget import batch_width, budget
 from ssd_infer.sparse.costs import SparseCosts, expected_tokens, measure
+from ssd_infer.sparse.listener import Probs
 from ssd_infer.sparse.quest import Quest
 from ssd_infer.sparse.reads import Reads
 from ssd_infer.sparse.selectors import Budget, Pillar, Shape, SnapKV, Streaming, Vegas, highest
@@ -67,29 +68,33 @@ class Ear:
         self.blocks = 0
 
     def hear(
-        self, layer: int, rows: slice, heads: slice, probs: Tensor, starts: list[int], first: int = 0
+        self, layer: int, rows: slice, heads: slice, probs: Probs, starts: list[int], first: int = 0
     ) -> None:
         assert layer == 7
-        assert len(starts) == probs.shape[0]
-        self.probs[rows, heads, :, :, first : first + probs.shape[-1]] = probs
+        assert len(starts) == probs.weights.shape[0]
+        self.probs[rows, heads, :, :, first : first + probs.slots] = probs.all()
         self.blocks += 1
 
 
-@pytest.mark.parametrize(("block", "blocks", "plain"), [(4 << 20, 1, 1 << 13), (4096, 3, 1), (1, 6, 1)])
+@pytest.mark.parametrize(
+    ("block", "row", "blocks", "plain"), [(4 << 20, 1 << 20, 1, 1 << 13), (4096, 1 << 20, 3, 1), (1, 1, 6, 1)]
+)
 def test_window_attention_is_dense_attention(
     tensors: tuple[Tensor, Tensor, Tensor],
     monkeypatch: pytest.MonkeyPatch,
     block: int,
+    row: int,
     blocks: int,
     plain: int,
 ) -> None:
     monkeypatch.setattr(attention, "_BLOCK_BYTES", block)
+    monkeypatch.setattr(attention, "_ROW_BYTES", row)
     monkeypatch.setattr(attention, "_PLAIN_FROM", plain)
     query, key, value = tensors
     window, ear = Window(geometry(), STARTS, T), Ear()
     out = window_attention(7, query, key[:, :, :35], value[:, :, :35], 0.3, window, ear)
     expected, probs = dense(query, key[:, :, :35], value[:, :, :35], 0.3, STARTS)
-    torch.testing.assert_close(out, expected, atol=1e-6, rtol=0)  # softmax runs in float32
+    torch.testing.assert_close(out, expected, atol=1e-6, rtol=0)
     torch.testing.assert_close(ear.probs.flatten(1, 2)[..., :35], probs.float(), atol=1e-6, rtol=0)
     assert ear.blocks == blocks
 
@@ -165,6 +170,7 @@ def test_vegas_averages_first_and_last_query_over_all_heads(
     tensors: tuple[Tensor, Tensor, Tensor], monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
     monkeypatch.setattr(attention, "_BLOCK_BYTES", block)
+    monkeypatch.setattr(attention, "_ROW_BYTES", block)
     query, key, value = tensors
     vegas = Vegas(shape(), Budget(0.1, 4))
     for _ in range(2):  # the second pass replaces the first
