@@ -1,0 +1,152 @@
+"""Cells of batch × context: one cache for all contenders, the same tokens from each, and what is reported of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import ssd_infer
+from ssd_infer.engine.target import Target
+from ssd_infer.evaluation import prefilled, sweep
+from ssd_infer.evaluation.budget import Budget
+from ssd_infer.evaluation.long_context import PLAIN, THEIRS, cell_report, measure_cell
+from ssd_infer.evaluation.peak import PeakMemory
+from ssd_infer.evaluation.prefilled import Prefilled, prefill, prefill_once
+from ssd_infer.evaluation.tasks import Task
+from ssd_infer.settings import EvalSettings
+from tests.conftest import ModelFactory
+
+NEW = 6
+DRAFTS: dict[str, dict[str, Any]] = {
+    "pillar": {"selector": "pillar", "ratio": 0.2, "min_budget": 8, "gamma": 3, "cold_start": "prompt"},
+    "snapkv": {"selector": "snapkv", "ratio": 0.2, "min_budget": 8, "gamma": 3},
+    "balanced": {"selector": "vegas", "ratio": 0.2, "min_budget": 8, "gamma": 3, "phases": "balanced"},
+}
+
+
+def prompts_of(count: int, length: int = 60) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(4)
+    return torch.randint(2, 97, (count, length), generator=generator).tolist()
+
+
+def test_every_contender_goes_on_from_the_same_untouched_rows(tiny_model: ModelFactory) -> None:
+    model = tiny_model(layers=3)
+    target, prompts = Target.of(model), prompts_of(2)
+    filled = Prefilled(target, [prefill(target, prompt) for prompt in prompts], 3, NEW)
+    assert filled.prompts == [*prompts, prompts[0]]
+    before = [part[:, :, :60].clone() for layer in range(3) for part in filled.cache.held(layer)]
+    found = {row.name: row for row in measure_cell(filled, DRAFTS, NEW, repeats=2)}
+    after = [part[:, :, :60] for layer in range(3) for part in filled.cache.held(layer)]
+    assert all(torch.equal(left, right) for left, right in zip(before, after, strict=True))
+    assert set(found) == {PLAIN, THEIRS, *DRAFTS}
+    wanted = ssd_infer.generate(model, [torch.tensor(row) for row in filled.prompts], max_new_tokens=NEW + 1)
+    for row in found.values():
+        assert [tokens[:NEW] for tokens in row.tokens] == [tokens[:NEW] for tokens in wanted.sequences]
+        assert len(row.seconds) == len(row.emitted) == 2
+        assert row.rate > 0
+    assert found["pillar"].alpha is not None
+    assert found["pillar"].params["cold_start"] == "prompt"
+
+
+def test_prompts_are_heard_before_the_first_draft(tiny_model: ModelFactory) -> None:
+    """Without the scores of the prefill the first round would be dense, and would read whole rows."""
+    target = Target.of(_model := tiny_model())
+    filled = Prefilled(target, [prefill(target, prompt) for prompt in prompts_of(2)], 2, NEW)
+    (row,) = (
+        row
+        for row in measure_cell(filled, {"pillar": DRAFTS["pillar"]}, NEW, 1, transformers=False)
+        if row.name == "pillar"
+    )
+    rounds = len(row.report["per_position"]) > 0
+    assert rounds
+    assert row.report["slots_per_token_draft"] < 3 * 60 / 2
+
+
+def test_a_cell_reports_ratios_and_verdicts(tiny_model: ModelFactory) -> None:
+    target = Target.of(_model := tiny_model())
+    filled = Prefilled(target, [prefill(target, prompt) for prompt in prompts_of(2)], 2, NEW)
+    found = measure_cell(filled, {"pillar": DRAFTS["pillar"]}, NEW, 1)
+    plain, theirs, pillar = cell_report(found, filled.slot_bytes, strict=True)
+    assert plain["verdict"] == theirs["verdict"] == pillar["verdict"] == "pass"
+    fastest = max(plain["tokens_per_second"], theirs["tokens_per_second"])
+    assert pillar["speedup"] == pytest.approx(pillar["tokens_per_second"] / fastest)
+    assert plain["kv_bytes_per_token"] == 60 * filled.slot_bytes == 60 * 4 * 2 * 2 * 8 * 4
+    found[2].tokens[1][-1] += 1
+    assert [row["verdict"] for row in cell_report(found, 1, strict=True)] == ["pass", "pass", "fail"]
+    assert cell_report(found, 1, strict=False)[2]["verdict"] == "not_run"
+
+
+def test_prefilled_rows_are_kept_for_later_runs(
+    tiny_model: ModelFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, (prompt, other) = Target.of(_model := tiny_model()), prompts_of(2)
+    first = prefill_once(target, prompt, tmp_path / "rows")
+    monkeypatch.setattr(prefilled, "prefill", lambda *_: pytest.fail("prefilled twice"))
+    again = prefill_once(target, prompt, tmp_path / "rows")
+    assert again.first == first.first
+    assert torch.equal(again.slots, first.slots)
+    with pytest.raises(pytest.fail.Exception):
+        prefill_once(target, other, tmp_path / "rows")
+    with pytest.raises(pytest.fail.Exception):
+        prefill_once(Target.of(_twin := tiny_model(seed=1)), prompt, tmp_path / "rows")
+
+
+def test_peak_memory_sees_what_is_gone_again() -> None:
+    with PeakMemory(torch.device("cpu")) as idle:
+        pass
+    with PeakMemory(torch.device("cpu")) as peak:
+        torch.zeros(64 << 20, dtype=torch.uint8).fill_(1)
+    if idle.bytes is None or peak.bytes is None:
+        pytest.skip("this system does not tell peak memory")
+    assert peak.bytes - idle.bytes > 48 << 20
+
+
+def bench_of(model: Any, **changes: Any) -> Any:
+    """Return as much of an evaluation's state as a sweep asks for."""
+    settings = EvalSettings(checkpoint="-", contexts=[40], batches=[1, 3], max_new_tokens=NEW, repeats=1)
+    parts = {
+        "model": model,
+        "settings": settings,
+        "target": Target.of(model),
+        "tokenizer": object(),
+        "dtype": torch.float32,
+        "notes": [],
+        "say": lambda _: None,
+    }
+    return SimpleNamespace(**(parts | changes))
+
+
+def test_a_sweep_has_every_cell_and_acceptance_by_budget(
+    tiny_model: ModelFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(_names: Any, _tokenizer: Any, count: int, context: int, _seed: int) -> list[Task]:
+        return [Task("long_continuation", prompts_of(count, context))]
+
+    monkeypatch.setattr(sweep, "build_tasks", build)
+    found = sweep.sparse_sweep(bench_of(tiny_model()), Budget(0).deadline(1))
+    assert [(cell["batch"], cell["name"]) for cell in found["cells"]] == [
+        (batch, name) for batch in (1, 3) for name in (PLAIN, THEIRS, "sparse_attention")
+    ]
+    assert [row["params"]["ratio"] for row in found["budgets"]] == list(sweep.RATIOS)
+    reads = [row["kv_bytes_per_token"] * row["tau"] for row in found["budgets"]]
+    assert reads == sorted(reads)
+    hurried = bench_of(tiny_model())
+    short = sweep.sparse_sweep(hurried, Budget(1e-9).deadline(1))
+    assert len(short["cells"]) == 3
+    assert hurried.notes == ["the time limit left out batch 3 at 40 tokens of context"]
+
+
+def test_a_sweep_that_cannot_be_made_says_why(tiny_model: ModelFactory) -> None:
+    deadline = Budget(0).deadline(1)
+    model = tiny_model()
+    assert sweep.sparse_sweep(bench_of(model, settings=EvalSettings(checkpoint="-")), deadline) == {}
+    assert "no tokenizer" in sweep.sparse_sweep(bench_of(model, tokenizer=None), deadline)["reason"]
+    assert sweep.sparse_sweep(bench_of(model, target="no layers"), deadline) == {"reason": "no layers"}
+    other = EvalSettings(checkpoint="-", contexts=[40], draft="ngram")
+    assert "draft=ngram only" in sweep.sparse_sweep(bench_of(model, settings=other), deadline)["reason"]
+    windowed = tiny_model("mistral", sliding_window=16)
+    assert "sliding window" in sweep.sparse_sweep(bench_of(windowed), deadline)["reason"]
