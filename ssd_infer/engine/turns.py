@@ -33,6 +33,7 @@ class TurnDecoding(Decoding):
     per_turn: int = 0
 
     def round(self, clock: Clock) -> None:
+        """Append the next turn where the last one is complete, then run a round."""
         if self.turns and self.session.rows[0].remaining == 0:
             with clock.phase("prefill"):
                 self._append(self.turns.pop(0))

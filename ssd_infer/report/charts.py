@@ -15,8 +15,8 @@ from ssd_infer.report import call_costs, shift_plot
 from ssd_infer.report.format import plain
 from ssd_infer.report.heatmap import draw_heatmaps, grid_of
 from ssd_infer.report.rows import Report, is_sampled, ok_rows
-from ssd_infer.report.wer_speed import draw_wer_speed
 from ssd_infer.report.sweep import draw_budgets, draw_throughput
+from ssd_infer.report.wer_speed import draw_wer_speed
 
 INK, MUTED, GRID = "#1f2937", "#6b7280", "#e5e7eb"
 COLOURS = ("#2563eb", "#ea580c", "#059669", "#9333ea", "#db2777", "#0891b2", "#ca8a04", "#475569")

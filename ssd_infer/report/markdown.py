@@ -152,6 +152,8 @@ def _shift(report: Report) -> str:
     rows = shift_plot.shift_cells(report)
     head = f"## {shift_plot.TITLE}\n\n{md(shift_plot.CAPTION)}\n\n"
     return head + table(shift_plot.HEAD, rows) if rows else ""
+
+
 def _sweep(report: Report) -> str:
     rows = sweep_rows(report)
     return "## Long contexts\n\n" + table(SWEEP_HEAD, rows) if rows else ""

@@ -10,7 +10,17 @@ from matplotlib.figure import Figure
 from ssd_infer.report.format import bytes_text, number, percent, times
 from ssd_infer.report.rows import Report
 
-SWEEP_HEAD = ("batch", "context", "decoding", "tokens/s", "speedup", "α", "τ", "KV read a token", "same tokens")
+SWEEP_HEAD = (
+    "batch",
+    "context",
+    "decoding",
+    "tokens/s",
+    "speedup",
+    "α",
+    "τ",
+    "KV read a token",
+    "same tokens",
+)
 COLOURS = {"plain": "#9ca3af", "transformers": "#475569", "sparse_attention": "#2563eb"}
 
 
