@@ -19,7 +19,9 @@ from ssd_infer.engine.target import Target
 from ssd_infer.errors import Problem
 
 if TYPE_CHECKING:
+    from ssd_infer.sparse.mixed import MixedSet
     from ssd_infer.sparse.selectors import Selector
+    from ssd_infer.sparse.working_set import WorkingSet
 
 SelectorName = Literal["pillar", "vegas", "streaming", "snapkv", "quest"]
 
@@ -92,6 +94,8 @@ class SparseAttention(Stepwise):
         self.full = FullAttention(cache, self.selector, prompts, self.selector.prompt_queries)
         session.layers = attention_view(target, self.full)
         self.working = WorkingSet(cache, self.most_slots() + self.max_draft(self.params))
+        self.beside: WorkingSet | MixedSet = self.working
+        """What is held beside the cache."""
         self.paged = self.selector if isinstance(self.selector, Quest) else None
         self._dense = attention_view(target, FullAttention(cache))
         self._sparse = attention_view(target, self.paged or self.working)
@@ -164,7 +168,9 @@ class SparseAttention(Stepwise):
 
         shares = self.pace.shares
         remember(self.session.target, self.params, shares)
-        return {"shares": [round(share, 3) for share in shares]} | self.reads.report(self._slot_bytes)
+        held = self.beside.nbytes() + self.selector.nbytes()
+        facts = {"shares": [round(share, 3) for share in shares], "held_bytes": held}
+        return facts | self.reads.report(self._slot_bytes)
 
     @classmethod
     def applicable(cls, target: Target) -> str | None:

@@ -92,6 +92,10 @@ class MixedSet:
                 flat = flat_index(slots[min(layer, slots.shape[0] - 1)], stored, index)
                 kept[layer][index, :, :width] = take(stored, flat, width)
 
+    def nbytes(self) -> int:
+        """Return the bytes held, used or not."""
+        return sum(part.numel() * part.element_size() for part in (*self.keys, *self.values))
+
     def keep_rows(self, kept: list[int]) -> None:
         """Forget rows that ended."""
         self.widths = [self.widths[row] for row in kept]

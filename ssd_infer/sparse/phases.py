@@ -64,6 +64,7 @@ class Balanced(Decoding):
         self.pace = drafter.pace
         self.chosen = MixedSet(rows, self.gamma, drafter.most_slots())
         heard = self.selector if self.selector.listens else None
+        drafter.beside = self.chosen
         self.cache = MixedCache(self.session.cache, self.chosen, heard)
         self.layers = attention_view(self.session.target, self.cache)
         self.goals = [self.gamma - phase for phase in first_phases(rows, self.gamma)]

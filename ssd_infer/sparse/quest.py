@@ -49,6 +49,10 @@ class Quest(Selector):
                 self._extremes[layer][:, :, first:last] = bounds
         self._seen = list(lengths)
 
+    def nbytes(self) -> int:
+        """Return the bytes of the pages' extremes."""
+        return sum(layer.numel() * layer.element_size() for layer in self._extremes)
+
     def keep_rows(self, kept: list[int]) -> None:
         """Forget rows that ended."""
         super().keep_rows(kept)

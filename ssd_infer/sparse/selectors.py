@@ -91,6 +91,10 @@ class Selector(ABC):
     def choose(self, lengths: list[int], rows: list[int] | None = None) -> Choice:
         """Return what `rows` (None: all) should read, given the committed slots of every row."""
 
+    def nbytes(self) -> int:
+        """Return the bytes kept to choose by."""
+        return 0
+
     def keep_rows(self, kept: list[int]) -> None:
         """Forget rows that ended."""
         self.fresh = [self.fresh[row] for row in kept]
@@ -117,6 +121,10 @@ class _Scored(Selector):
     def ready(self) -> bool:
         """Scores exist after the first pass that was heard."""
         return self._heard
+
+    def nbytes(self) -> int:
+        """Return the bytes of the scores."""
+        return self.scores.numel() * self.scores.element_size()
 
     def forced(self, lengths: list[int]) -> list[int]:
         """Return the slot from which each row is read to its end: the window just verified."""
