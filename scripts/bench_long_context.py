@@ -89,7 +89,7 @@ def parse() -> argparse.Namespace:
         "--draft", nargs="*", default=[""], help="settings like selector=pillar,ratio=0.05,gamma=8"
     )
     parser.add_argument("--new-tokens", type=int, default=48)
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--distinct", type=int, default=4, help="different prompts; further rows repeat them")
     parser.add_argument("--task", default="long_continuation")
     parser.add_argument("--dtype", default="float32")

@@ -46,7 +46,7 @@ def test_every_contender_goes_on_from_the_same_untouched_rows(tiny_model: ModelF
     wanted = ssd_infer.generate(model, [torch.tensor(row) for row in filled.prompts], max_new_tokens=NEW + 1)
     for row in found.values():
         assert [tokens[:NEW] for tokens in row.tokens] == [tokens[:NEW] for tokens in wanted.sequences]
-        assert len(row.seconds) == len(row.emitted) == 2
+        assert len(row.seconds) == len(row.emitted) == (1 if row.name == THEIRS else 2)
         assert row.rate > 0
     assert found["pillar"].alpha is not None
     assert found["pillar"].params["cold_start"] == "prompt"
