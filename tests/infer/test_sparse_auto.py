@@ -229,3 +229,4 @@ def test_memory_beyond_the_cache_is_a_tenth_of_it(
     assert sizes[0] == (2 * 3 * 2 * 2 * 32 * 4 * (600 + 12 + 4 + 1), 0, 2 * 3 * 2 * 617 * 4)
     assert all(0 < working + scores < 0.1 * cache for cache, working, scores in sizes)
     assert sizes[1][1] > 0
+    assert len({working for _, working, _ in sizes[1:]}) == 1  # taken once

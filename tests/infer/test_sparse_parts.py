@@ -99,6 +99,21 @@ def test_window_attention_is_dense_attention(
     assert ear.blocks == blocks
 
 
+@pytest.mark.parametrize("starts", [STARTS, [31] * B, [30, 31, 31]])
+def test_slots_past_the_window_are_never_seen(
+    tensors: tuple[Tensor, Tensor, Tensor], starts: list[int]
+) -> None:
+    """Products read on to the next multiple of their alignment; what lies there has no weight."""
+    query, key, value = tensors
+    key[:, :, 35:], value[:, :, 35:] = 50.0, 1e6
+    window, ear = Window(geometry(), starts, T), Ear()
+    out = window_attention(7, query, key, value, 0.3, window, ear)
+    expected, probs = dense(query, key[:, :, :35], value[:, :, :35], 0.3, starts)
+    torch.testing.assert_close(out, expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(ear.probs.flatten(1, 2)[..., :35], probs.float(), atol=1e-6, rtol=0)
+    assert not ear.probs[..., 35:].any()
+
+
 @pytest.mark.parametrize("starts", [STARTS, [31] * B])
 def test_the_fused_path_is_the_plain_one(
     tensors: tuple[Tensor, Tensor, Tensor], monkeypatch: pytest.MonkeyPatch, starts: list[int]
