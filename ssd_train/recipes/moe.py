@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ssd_infer.experts.routing import Renorm
 from ssd_infer.experts.union import membership, recent_experts, union_size
 from ssd_train.config.schema import MoeConfig
 from ssd_train.losses.chunked import ExitTerm
@@ -32,6 +33,7 @@ class MoeRecipe(CausalRecipe):
     def __init__(self, config: MoeConfig) -> None:
         """Keep the settings."""
         self.config = config
+        self.renorm = cast(Renorm, config.renorm)  # one of the two, by the rules of the configuration
         self.chunk_tokens = config.chunk_tokens
 
     def prepare(self, model: nn.Module) -> None:
@@ -48,7 +50,7 @@ class MoeRecipe(CausalRecipe):
         drafts = settings.ce_weight > 0 or settings.kl_weight > 0
         if drafts:
             k_draft, held = self.draw(context)
-            with self.routers.reduced(k_draft, settings.renorm, self.at_hand(heard, shape, held)):
+            with self.routers.reduced(k_draft, self.renorm, self.at_hand(heard, shape, held)):
                 states.exits = [self.states(model, inputs, []).final]
         exits = [self.term()] if drafts else []
         sums = self.loss(states, exits, final_weight=1.0, detach_head=False, detailed=context.detailed)
@@ -109,7 +111,7 @@ class MoeRecipe(CausalRecipe):
             with self.routers.listening() as heard:
                 states = self.states(model, inputs, [])
             for k_draft in self.measured():
-                with self.routers.reduced(k_draft, self.config.renorm):
+                with self.routers.reduced(k_draft, self.renorm):
                     states.exits.append(self.states(model, inputs, []).final)
             head = self.exits.head
             seen = measure_exits(
