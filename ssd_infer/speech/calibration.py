@@ -31,6 +31,8 @@ OFF = 2.0
 THETAS_LM = (0.0, 0.001, 0.003, 0.01, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, OFF)
 """Gate 2 from accepting everything to rejecting everything without a pass."""
 MOST_THETAS_CTC = 40
+FEWEST_ERRORS = 20
+"""Word errors of both heads on the dev set below which a choice of thresholds is called uncertain."""
 BATCH = 8
 
 
@@ -80,6 +82,8 @@ class Calibration:
     ctc_wer: float
     utterances: int
     costs: Costs
+    words: int = 0
+    """Reference words of the dev set."""
 
     def fastest(self, increase: float) -> Point | None:
         """Return the fastest point whose WER is at most (1 + `increase`) times that of plain decoding."""
@@ -93,14 +97,30 @@ class Calibration:
 
     @property
     def undertrained(self) -> str | None:
-        """Say that the decoder is worse than the head it should correct, or None."""
-        if self.plain_wer <= self.ctc_wer:
+        """Say that the decoder is worse than the head it should correct, by two standard errors; or None."""
+        lost = (self.plain_wer - self.ctc_wer) * self.words
+        if lost <= 2 * math.sqrt(self.errors):
             return None
         return (
             "the verifier is undertrained: on the dev set the decoder alone has a WER of "
             f"{100 * self.plain_wer:.1f} %, the CTC head alone {100 * self.ctc_wer:.1f} %; "
             "verification can lower quality, train the decoder longer "
             "or decode with ctc_draft:ctc_only"
+        )
+
+    @property
+    def errors(self) -> float:
+        """Return the word errors of both heads, all there is to choose thresholds by."""
+        return (self.plain_wer + self.ctc_wer) * self.words
+
+    @property
+    def uncertain(self) -> str | None:
+        """Say that the dev set holds too few errors to tell thresholds apart, or None."""
+        if self.errors >= FEWEST_ERRORS:
+            return None
+        return (
+            f"the dev set holds only {self.errors:.0f} word errors of both heads together: thresholds chosen on it may "
+            "not hold elsewhere; take a larger dev set, or ctc_draft:lossless"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -128,6 +148,7 @@ def calibrate(model: Any, processor: Any, dev: Sequence[Utterance], costs: Costs
         total([case.ctc for case in cases]).rate,
         len(cases),
         costs,
+        total([case.plain for case in cases]).units,
     )
 
 

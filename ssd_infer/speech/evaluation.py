@@ -109,7 +109,7 @@ def assemble(trial: Trial, heats: list[Heat], found: Calibration) -> dict[str, A
                 strategies.append(strategy_row(item, board, _more(item, board, found)))
     peers.append(_no_generate())
     strategies += _absent({row["name"] for row in strategies}, trial.settings.draft)
-    notes = [*trial.notes, *([found.undertrained] if found.undertrained else [])]
+    notes = [*trial.notes, *(note for note in (found.undertrained, found.uncertain) if note)]
     return {
         "schema_version": SCHEMA_VERSION,
         "identity": identity(trial.settings.checkpoint),

@@ -146,9 +146,14 @@ def test_one_draft_with_given_thresholds(run: Path, tmp_path: Path) -> None:
 def test_an_undertrained_verifier_is_said() -> None:
     from ssd_infer.speech.calibration import Calibration, Costs
 
-    worse = Calibration([], 0.21, 0.06, 50, Costs(1, 1, 1, 1))
+    costs = Costs(1, 1, 1, 1)
+    worse, better = Calibration([], 0.21, 0.06, 50, costs, 500), Calibration([], 0.05, 0.06, 50, costs, 500)
     assert "undertrained" in str(worse.undertrained)
-    assert Calibration([], 0.05, 0.06, 50, Costs(1, 1, 1, 1)).undertrained is None
+    assert worse.uncertain is None
+    assert better.undertrained is None
+    few = Calibration([], 0.003, 0.001, 150, costs, 750)
+    assert few.undertrained is None, "two words prove nothing"
+    assert "only 3 word errors" in str(few.uncertain)
 
 
 def test_wrong_speech_is_refused_before_measuring(run: Path, tmp_path: Path) -> None:
