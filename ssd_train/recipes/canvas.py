@@ -57,7 +57,7 @@ class Canvas:
 
     def _shifted(self, states: Tensor, anchors: Tensor | None) -> Tensor:
         """Return each position's state from the one before; the first of a block takes the clean text's, `anchors`."""
-        moved = shift_right(states)
+        moved: Tensor = shift_right(states)
         if anchors is None:
             return moved
         return torch.where(self._starts(states.shape[1], states.device)[:, None], anchors, moved)
@@ -65,7 +65,8 @@ class Canvas:
     def _starts(self, length: int, device: torch.device) -> Tensor:
         """Return bool `(L,)`: the first token of every block but the first, predicted by the end of the one before."""
         place = torch.arange(length, device=device)
-        return (place % self.config.block_size == 0) & (place > 0)
+        size: int = self.config.block_size
+        return (place % size == 0) & (place > 0)
 
     def causal_states(self, model: nn.Module, clean: Tensor, attended: Tensor | None) -> Tensor:
         """Return the hidden states `(B, L, d)` that predict every position from those before it, as a causal model."""
