@@ -113,8 +113,8 @@ def test_every_draft_strategy_has_its_configuration_file():
     from ssd_infer.speech.params import VARIANTS
 
     speech = [name.replace(":", "+") for name in VARIANTS]
-    diffusion = ["fewer_steps"]
-    assert sorted([*registry(), *speech, *diffusion, "all"]) == option_names("draft")
+    diffusion, groups = ["fewer_steps"], ["all", "skip_layer"]
+    assert sorted([*registry(), *speech, *diffusion, *groups]) == option_names("draft")
 
 
 def test_watching_needs_no_checkpoint_and_no_place_for_reports(compose, tmp_path):

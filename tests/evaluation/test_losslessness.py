@@ -150,8 +150,8 @@ def test_right_sampler_passes(tiny_model: ModelFactory) -> None:
 def wrong_sample(accept: Any, how: str) -> Any:
     """Return a verifier with one mistake."""
 
-    def broken(logits: Any, drafts: Any, counts: Any, probs: Any, sampler: Any) -> Any:
-        taken, following = accept(logits, drafts, counts, probs, sampler)
+    def broken(logits: Any, drafts: Any, counts: Any, probs: Any, sampler: Any, trusted: Any = None) -> Any:
+        taken, following = accept(logits, drafts, counts, probs, sampler, trusted)
         rows = torch.arange(len(taken))
         if how == "accepts everything":
             taken = torch.full_like(taken, drafts.shape[1])

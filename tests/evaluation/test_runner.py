@@ -209,8 +209,10 @@ def accept_everything(monkeypatch: pytest.MonkeyPatch) -> None:
 
     right = loop.accept
 
-    def accept_all(logits: Any, draft: Any, counts: Any, probs: Any, sampler: Any) -> Any:
-        taken, following = right(logits, draft, counts, probs, sampler)
+    def accept_all(
+        logits: Any, draft: Any, counts: Any, probs: Any, sampler: Any, trusted: Any = None
+    ) -> Any:
+        taken, following = right(logits, draft, counts, probs, sampler, trusted)
         return torch.full_like(taken, draft.shape[1]), following
 
     monkeypatch.setattr(loop, "accept", accept_all)

@@ -86,26 +86,41 @@ def test_follows_the_enumerated_law(
 
 
 def _accept_everything(
-    logits: Tensor, drafts: Tensor, counts: Tensor | None, probs: Tensor | None, sampler: Sampler
+    logits: Tensor,
+    drafts: Tensor,
+    counts: Tensor | None,
+    probs: Tensor | None,
+    sampler: Sampler,
+    trusted: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    del probs
+    del probs, trusted
     accepted = torch.full((drafts.shape[0],), drafts.shape[1]) if counts is None else counts
     return accepted, sampler.draw(sampler.probs(logits)[torch.arange(drafts.shape[0]), accepted])
 
 
 def _resample_from_p(
-    logits: Tensor, drafts: Tensor, counts: Tensor | None, probs: Tensor | None, sampler: Sampler
+    logits: Tensor,
+    drafts: Tensor,
+    counts: Tensor | None,
+    probs: Tensor | None,
+    sampler: Sampler,
+    trusted: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    accepted, following = acceptance.accept(logits, drafts, counts, probs, sampler)
+    accepted, following = acceptance.accept(logits, drafts, counts, probs, sampler, trusted)
     wrong = sampler.draw(sampler.probs(logits)[torch.arange(drafts.shape[0]), accepted])
     limit = drafts.shape[1] if counts is None else counts
     return accepted, torch.where(accepted < limit, wrong, following)
 
 
 def _bonus_without_top_p(
-    logits: Tensor, drafts: Tensor, counts: Tensor | None, probs: Tensor | None, sampler: Sampler
+    logits: Tensor,
+    drafts: Tensor,
+    counts: Tensor | None,
+    probs: Tensor | None,
+    sampler: Sampler,
+    trusted: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    accepted, following = acceptance.accept(logits, drafts, counts, probs, sampler)
+    accepted, following = acceptance.accept(logits, drafts, counts, probs, sampler, trusted)
     raw = sampler.draw(logits.softmax(-1)[torch.arange(drafts.shape[0]), accepted])
     limit = drafts.shape[1] if counts is None else counts
     return accepted, torch.where(accepted == limit, raw, following)
