@@ -12,12 +12,13 @@ from ssd_infer import drafts
 from ssd_infer.drafts.base import DraftParams, Resolved
 from ssd_infer.engine.bridge import emitter
 from ssd_infer.engine.loop import decode
+from ssd_infer.engine.model_view import evaluating
 from ssd_infer.engine.sampling import Sampler, SamplingParams
 from ssd_infer.engine.stats import Stats
 from ssd_infer.engine.stopping import StopRule
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import ConfigError, Problem
-from ssd_infer.inputs import Prompts, check_vocabulary, eos_of, prompt_problems, prompt_rows
+from ssd_infer.inputs import Prompts, call_problems, check_vocabulary, eos_of, prompt_rows
 from ssd_infer.kinds import generator, kind_of
 from ssd_infer.loading import Loaded, load
 from ssd_infer.sparse.plain import grouped_layers
@@ -94,7 +95,9 @@ def generate(
         raise ConfigError([Problem("sampler", rule, dict(sampler), "leave it out")])
     prompts = prompt_rows(input_ids, attention_mask)
     sampling = SamplingParams(do_sample, temperature, top_k, top_p)
-    _check(prompts, max_new_tokens, draft, draft_params, sampling)
+    problems = call_problems(prompts, max_new_tokens, draft, draft_params, sampling)
+    if problems:
+        raise ConfigError(problems)
     target = Target.of(module)
     check_vocabulary(prompts, target.vocab_size)
     strategy = None if draft is None else drafts.get(draft)
@@ -104,38 +107,18 @@ def generate(
     if resolved.params is None:
         strategy = None
     stop = StopRule.of(eos_of(module, eos_token_id), stop_sequences)
-    was_training = module.training
-    module.eval()
-    try:
+    with evaluating(module):
         chooser = Sampler(sampling, target.device, seed)
         emit = emitter(streamer, prompts)
         sequences, stats = decode(
             target, prompts, strategy, resolved.params, max_new_tokens, chooser, stop, emit, grouped_layers
         )
-    finally:
-        module.train(was_training)
     if streamer is not None and hasattr(streamer, "end"):
         streamer.end()
     settled = {} if resolved.params is None else _as_dict(resolved.params)
     return GenerateOutput(
         sequences, stats, None if strategy is None else strategy.name, settled, resolved.note
     )
-
-
-def _check(
-    prompts: list[list[int]],
-    max_new_tokens: Any,
-    draft: str | None,
-    params: Mapping[str, Any] | None,
-    sampling: SamplingParams,
-) -> None:
-    problems = [*sampling.problems(), *prompt_problems(prompts)]
-    if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
-        problems.append(Problem("max_new_tokens", "must be an integer >= 1", max_new_tokens))
-    if draft is None and params:
-        problems.append(Problem("draft_params", "need a draft", dict(params), "name one with draft=…"))
-    if problems:
-        raise ConfigError(problems)
 
 
 def _as_dict(params: DraftParams) -> dict[str, Any]:

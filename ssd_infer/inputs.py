@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from ssd_infer.engine.bridge import unpad
+from ssd_infer.engine.sampling import SamplingParams
 from ssd_infer.errors import ConfigError, Problem
 
 Prompts = Tensor | Sequence[Tensor] | Sequence[Sequence[int]]
@@ -44,6 +45,22 @@ def _table(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int]]:
         rule = f"must have the shape of input_ids, {tuple(table.shape)}"
         raise ConfigError([Problem("attention_mask", rule, tuple(mask.shape))])
     return unpad(table, mask)
+
+
+def call_problems(
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: Any,
+    draft: str | None,
+    draft_params: Mapping[str, Any] | None,
+    sampling: SamplingParams,
+) -> list[Problem]:
+    """Return what is wrong with the arguments that every kind of model shares."""
+    problems = [*sampling.problems(), *prompt_problems(prompts)]
+    if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+        problems.append(Problem("max_new_tokens", "must be an integer >= 1", max_new_tokens))
+    if draft is None and draft_params:
+        problems.append(Problem("draft_params", "need a draft", dict(draft_params), "name one with draft=…"))
+    return problems
 
 
 def prompt_problems(prompts: Sequence[Sequence[int]]) -> list[Problem]:

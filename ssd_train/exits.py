@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from ssd_infer.engine.model_view import evaluating
 from ssd_infer.errors import UnsupportedModelError
 
 _LAYERS = ("layers", "h", "blocks")
@@ -85,14 +86,10 @@ class ExitModel:
         """Raise UnsupportedModelError unless the model's logits are exactly head(final norm) of its last layer."""
         device = self.head.weight.device
         ids = torch.arange(4, device=device)[None] % self.head.out_features
-        training = self.model.training
-        self.model.eval()
-        try:
+        with evaluating(self.model):
             with self.tapping([self.num_layers - 1]) as taps:
                 logits = self.model(input_ids=ids, use_cache=False).logits
             ours = self.head(self.normed(taps.layer[self.num_layers - 1]))
-        finally:
-            self.model.train(training)
         if not torch.allclose(logits.float(), ours.float(), rtol=1e-3, atol=1e-3):
             raise UnsupportedModelError(
                 f"{type(self.model).__name__} changes its logits after the head (soft-capping or scaling), so an exit "

@@ -18,6 +18,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_callback import PrinterCallback
 from transformers.utils.logging import disable_progress_bar
 
+from ssd_infer.engine.model_view import evaluating
 from ssd_infer.errors import SSDError
 from ssd_train.checkpoints import RECORD, CheckpointStore, read_record, require_space
 from ssd_train.ema import WeightAverage
@@ -366,13 +367,8 @@ class _Clock:
 @contextmanager
 def _undisturbed(model: nn.Module) -> Iterator[None]:
     """Evaluate `model` without a trace: mode, gradients and random number generators are as before, come what may."""
-    training = model.training
-    model.eval()
-    try:
-        with untouched_randomness(), torch.no_grad():
-            yield
-    finally:
-        model.train(training)
+    with evaluating(model), untouched_randomness(), torch.no_grad():
+        yield
 
 
 def _nothing(ratios: Mapping[str, Ratio]) -> dict[str, Ratio]:

@@ -23,11 +23,12 @@ from ssd_infer.diffusion.step import Stepper
 from ssd_infer.diffusion.strategy import Draft, resolve
 from ssd_infer.engine.bridge import emitter
 from ssd_infer.engine.clock import Clock
+from ssd_infer.engine.model_view import evaluating
 from ssd_infer.engine.sampling import SamplingParams
 from ssd_infer.engine.stats import Stats
 from ssd_infer.engine.stopping import StopRule
 from ssd_infer.errors import ConfigError, Problem
-from ssd_infer.inputs import check_vocabulary, eos_of, prompt_problems, prompt_rows
+from ssd_infer.inputs import call_problems, check_vocabulary, eos_of, prompt_rows
 from ssd_infer.loading import Loaded
 
 
@@ -67,15 +68,11 @@ def generate(
     stop = StopRule.of(eos_of(module, eos_token_id), None)
     chosen = int(torch.randint(2**62, ()).item()) if seed is None else seed
     canvases = lay_out(denoiser, settings, prompts, max_new_tokens, stop.eos, chosen)
-    was_training = module.training
-    module.eval()
-    try:
+    with evaluating(module):
         reader = Reader(denoiser, settings, sampling)
         settled = resolve(module, draft, draft_params, settings, sampling, prompts)
         run = start(denoiser, settings, canvases, reader, settled.drafter)
         sequences = decode(run, emitter(streamer, prompts))
-    finally:
-        module.train(was_training)
     if streamer is not None and hasattr(streamer, "end"):
         streamer.end()
     return _output(run, settings, settled, sequences)
@@ -208,11 +205,7 @@ def _check(
     sampling: SamplingParams,
     stop_sequences: Sequence[Sequence[int]] | None,
 ) -> None:
-    problems = [*sampling.problems(), *prompt_problems(prompts)]
-    if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
-        problems.append(Problem("max_new_tokens", "must be an integer >= 1", max_new_tokens))
-    if draft is None and params:
-        problems.append(Problem("draft_params", "need a draft", dict(params), "name one with draft=…"))
+    problems = call_problems(prompts, max_new_tokens, draft, params, sampling)
     if stop_sequences:
         rule = "are not supported by diffusion decoding, which reveals tokens out of order"
         problems.append(Problem("stop_sequences", rule, len(stop_sequences), "cut the output afterwards"))

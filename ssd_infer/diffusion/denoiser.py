@@ -6,13 +6,12 @@ Whether that reproduces the model is checked once per model (`Denoiser.of`).
 
 from __future__ import annotations
 
-import inspect
-import weakref
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from ssd_infer.engine.model_view import ModelView, cache_keyword, evaluating
 from ssd_infer.errors import ConfigError, Problem, UnsupportedModelError
 from ssd_infer.kinds import kind_of
 
@@ -20,10 +19,8 @@ _FIXED_ROPE = {"default", "linear", "llama3", "yarn", "proportional"}
 _PROBE = 24
 
 
-class Denoiser:
+class Denoiser(ModelView):
     """A masked-diffusion LM seen as embedding → layers → norm → head; shares the model's own modules."""
-
-    _known: ClassVar[weakref.WeakKeyDictionary[nn.Module, Denoiser]] = weakref.WeakKeyDictionary()
 
     def __init__(self, model: nn.Module) -> None:
         """Find the parts of `model`; ConfigError for another kind, UnsupportedModelError for a missing part."""
@@ -37,7 +34,7 @@ class Denoiser:
             raise ConfigError(
                 [Problem("mask_token_id", rule, None, "set config.mask_token_id to the id trained with")]
             )
-        self._model = weakref.ref(model)
+        super().__init__(model)
         backbone: Any = model.model
         self.config = config
         self.mask = int(config.mask_token_id)
@@ -49,37 +46,8 @@ class Denoiser:
         self.norm: nn.Module = backbone.norm
         self.head: nn.Module = model.get_output_embeddings()  # type: ignore[operator]
         self._rotary: Any = backbone.rotary_emb
-        accepted = inspect.signature(self.layers[0].forward).parameters
-        self._cache_name = "cache" if "cache" in accepted else "past_key_values"
+        self._cache_name = cache_keyword(self.layers[0].forward)
         self._check_attention(backbone.config)
-
-    @classmethod
-    def of(cls, model: nn.Module) -> Denoiser:
-        """Return the checked view of `model`, made once."""
-        known = cls._known.get(model)
-        if known is None:
-            known = cls(model)
-            known._check_exact()
-            cls._known[model] = known
-        return known
-
-    @property
-    def model(self) -> nn.Module:
-        """The model itself, held weakly: knowing a model must not keep it alive."""
-        model = self._model()
-        if model is None:
-            raise RuntimeError("the model this view belongs to was deleted")
-        return model
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the embedding, where token ids are expected."""
-        return next(self.embed.parameters()).device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Floating type of the hidden states."""
-        return next(self.embed.parameters()).dtype
 
     def rotary(self, length: int) -> tuple[Tensor, Tensor]:
         """Return the tables `(length, D)` of cosines and sines for positions from 0 on."""
@@ -134,9 +102,7 @@ class Denoiser:
         model: Any = self.model
         block = self.config.block_size if self.block_causal else 0
         ids = torch.arange(_PROBE, device=self.device)[None] % self.vocab_size
-        training = model.training
-        model.eval()
-        try:
+        with evaluating(model):
             expected = model(input_ids=ids).logits[0]
             positions = torch.arange(_PROBE, device=self.device)
             mask = None
@@ -145,8 +111,6 @@ class Denoiser:
                 mask = torch.zeros(later.shape, dtype=self.dtype, device=self.device)
                 mask = mask.masked_fill_(later, torch.finfo(self.dtype).min)[None, None]
             states = self.run(ids, positions[None], self.rotary(_PROBE), mask, None)[0]
-        finally:
-            model.train(training)
         if self.shift:
             states = torch.cat([states[:1], states[:-1]])
         keep = torch.arange(self.vocab_size, device=self.device) != self.mask

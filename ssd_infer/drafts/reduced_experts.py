@@ -180,15 +180,7 @@ class ReducedExperts(Stepwise):
             alive &= (pending < self.gamma) & (sure >= self.confidence)
             if not bool(alive.any()):
                 break
-        return Proposal(
-            tokens=torch.stack(drafts, dim=1),
-            counts=counts,
-            probs=torch.stack(probs, dim=1) if probs else None,
-            hidden=torch.cat(states, dim=1) if states else None,
-            resume_layer=self.resume_layer,
-            forwards=len(drafts),
-            trusted=torch.stack(trusted, dim=1),
-        )
+        return self._proposal(drafts, counts, probs, states, torch.stack(trusted, dim=1))
 
     @classmethod
     def claims(cls, params: DraftParams) -> bool:

@@ -56,6 +56,17 @@ class Stepwise(Drafter):
                 alive &= top >= self.confidence
                 if not bool(alive.any()):
                     break
+        return self._proposal(drafts, counts, probs, states)
+
+    def _proposal(
+        self,
+        drafts: list[Tensor],
+        counts: Tensor | None,
+        probs: list[Tensor],
+        states: list[Tensor],
+        trusted: Tensor | None = None,
+    ) -> Proposal:
+        """Put the tokens `(B,)` of each step, with what belongs to them, side by side."""
         return Proposal(
             tokens=torch.stack(drafts, dim=1),
             counts=counts,
@@ -64,6 +75,7 @@ class Stepwise(Drafter):
             resume_layer=self.resume_layer,
             forwards=len(drafts),
             capture=self.capture,
+            trusted=trusted,
         )
 
     def _pick(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:

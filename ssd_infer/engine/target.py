@@ -6,15 +6,14 @@ model would hand them. Whether that reproduces the model is not assumed but chec
 
 from __future__ import annotations
 
-import inspect
-import weakref
 from collections.abc import Sequence
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from ssd_infer.engine.cache import RowCache
+from ssd_infer.engine.model_view import ModelView, cache_keyword, evaluating
 from ssd_infer.engine.window import Geometry, Rotary, Window
 from ssd_infer.errors import UnsupportedModelError
 
@@ -27,14 +26,12 @@ class SelfMasking(list[nn.Module]):
     """A view of layers that attend causally at the cache's window by themselves and want no masks."""
 
 
-class Target:
+class Target(ModelView):
     """A causal LM seen as embedding → layers → norm → head; every draft view borrows these very modules."""
-
-    _known: ClassVar[weakref.WeakKeyDictionary[nn.Module, Target]] = weakref.WeakKeyDictionary()
 
     def __init__(self, model: nn.Module) -> None:
         """Find the parts of `model`; raises UnsupportedModelError naming the first missing one."""
-        self._model = weakref.ref(model)
+        super().__init__(model)
         self._name = type(model).__name__
         self.config = cast(Any, model).config
         base = self._part(model, getattr(model, "base_model_prefix", "model"), "a base model")
@@ -45,27 +42,8 @@ class Target:
         self._rotary: nn.Module = self._part(base, "rotary_emb", "rotary embeddings `rotary_emb`")
         self.head: nn.Module = self._part(model, "lm_head", "an output head `lm_head`")
         self._check_attention()
-        accepted = inspect.signature(self.layers[0].forward).parameters
-        self._cache_name = "cache" if "cache" in accepted else "past_key_values"
+        self._cache_name = cache_keyword(self.layers[0].forward)
         self.sliding = [self._sliding(index) for index in range(len(self.layers))]
-
-    @classmethod
-    def of(cls, model: nn.Module) -> Target:
-        """Return the checked view of `model`, made once; raises UnsupportedModelError where it cannot be exact."""
-        known = cls._known.get(model)
-        if known is None:
-            known = cls(model)
-            known._check_exact()
-            cls._known[model] = known
-        return known
-
-    @property
-    def model(self) -> nn.Module:
-        """The model itself, held weakly: knowing a model must not keep it alive."""
-        model = self._model()
-        if model is None:
-            raise RuntimeError("the model this view belongs to was deleted")
-        return model
 
     @property
     def num_layers(self) -> int:
@@ -76,16 +54,6 @@ class Target:
     def vocab_size(self) -> int:
         """Entries of the output distribution."""
         return int(self.config.vocab_size)
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the embedding, where token ids are expected."""
-        return next(self.embed.parameters()).device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Floating type of the hidden states."""
-        return next(self.embed.parameters()).dtype
 
     def geometry(self, capacity: int) -> Geometry:
         """Return the tables for a decoding that never exceeds `capacity` slots a row."""
@@ -179,15 +147,11 @@ class Target:
         ids = torch.arange(4, device=self.device).unsqueeze(0) % self.vocab_size
         cache, geometry = self.new_cache(1, 4), self.geometry(4)
         model = self.model
-        training = model.training
-        model.eval()
-        try:
+        with evaluating(model):
             expected = model(input_ids=ids, use_cache=False).logits
             hidden = self.run(self.embed(ids[:, :3]), Window(geometry, [0], 3), cache)
             tail = self.run(self.embed(ids[:, 3:]), Window(geometry, [3], 1), cache)
             found = self.logits(torch.cat([hidden, tail], dim=1))
-        finally:
-            model.train(training)
         scale = float(expected.float().abs().max()) + 1e-6
         error = float((expected.float() - found.float()).abs().max()) / scale
         if not error <= max(1e-4, 8 * torch.finfo(self.dtype).eps):

@@ -6,7 +6,6 @@ Contenders take turns and their tokens are compared with plain decoding's.
 
 from __future__ import annotations
 
-import inspect
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from ssd_infer.drafts.base import DraftParams
 from ssd_infer.drafts.sparse_attention import SparseAttention
 from ssd_infer.engine.clock import Clock
 from ssd_infer.engine.loop import Decoding
+from ssd_infer.engine.model_view import cache_keyword
 from ssd_infer.engine.session import Row, Session
 from ssd_infer.engine.stats import Stats
 from ssd_infer.engine.stopping import StopRule
@@ -150,14 +150,13 @@ def _widest(rows: Sequence[Row]) -> int:
 def _theirs(filled: Prefilled, new_tokens: int, into: Measured) -> None:
     """Let transformers' generate go on from a copy of the same cache."""
     model: Any = filled.target.model
-    cache_name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
     cache, width = filled.transformers_cache(), len(filled.prompts[0])
     ids = torch.tensor([[*row.prompt, row.first] for row in filled.rows], device=filled.target.device)
     start = _now(filled.target.device)
     out = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
-        **{cache_name: cache},
+        **{cache_keyword(model.forward): cache},
         do_sample=False,
         max_new_tokens=new_tokens,
         min_new_tokens=new_tokens,

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from torch import nn
 
 from ssd_infer.checks import Checks
+from ssd_infer.engine.model_view import evaluating
 from ssd_infer.engine.stats import Stats
 from ssd_infer.errors import ConfigError, Problem
 from ssd_infer.kinds import kind_of
@@ -81,12 +82,8 @@ def transcribe(
     recordings = _recordings(audio, sampling_rate, rate)
     longest = segment_seconds or getattr(module.config, "max_audio_seconds", None) or LONGEST_SECONDS
     parts = [part for owner, item in enumerate(recordings) for part in segments(item, owner, longest)]
-    was_training = module.training
-    module.eval()
-    try:
+    with evaluating(module):
         done = _decode(loaded, parts, name, params, batch_size)
-    finally:
-        module.train(was_training)
     return _output(loaded, recordings, parts, done, name, params)
 
 

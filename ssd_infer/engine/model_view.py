@@ -1,0 +1,77 @@
+"""What views of a model have in common: made and checked once a model, and never what keeps it alive."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar, Self, cast
+
+import torch
+from torch import nn
+
+
+class ModelView:
+    """A model seen through its own modules; `of` is how to get one."""
+
+    embed: nn.Module
+    """The model's token embedding."""
+    _known: ClassVar[weakref.WeakKeyDictionary[nn.Module, ModelView]]
+
+    def __init_subclass__(cls) -> None:
+        """Give each kind of view its own memory of models."""
+        super().__init_subclass__()
+        cls._known = weakref.WeakKeyDictionary()
+
+    def __init__(self, model: nn.Module) -> None:
+        """Remember `model` weakly."""
+        self._model = weakref.ref(model)
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Self:
+        """Return the checked view of `model`, made once; raises UnsupportedModelError where it cannot be exact."""
+        known = cls._known.get(model)
+        if known is None:
+            known = cls(model)
+            known._check_exact()
+            cls._known[model] = known
+        return cast(Self, known)
+
+    @property
+    def model(self) -> nn.Module:
+        """The model itself, held weakly: knowing a model must not keep it alive."""
+        model = self._model()
+        if model is None:
+            raise RuntimeError("the model this view belongs to was deleted")
+        return model
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the embedding, where token ids are expected."""
+        return next(self.embed.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Floating type of the hidden states."""
+        return next(self.embed.parameters()).dtype
+
+    def _check_exact(self) -> None:
+        """Raise UnsupportedModelError when the view is another function than the model."""
+        raise NotImplementedError
+
+
+def cache_keyword(forward: Callable[..., Any]) -> str:
+    """Return the name under which `forward` takes a cache: transformers renamed `past_key_values` to `cache`."""
+    return "cache" if "cache" in inspect.signature(forward).parameters else "past_key_values"
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Hold `model` in evaluation mode, and put it back as it was."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
