@@ -74,6 +74,8 @@ class ResidentSet:
         self._leased: int | None = None
         self._demand: deque[Key] = deque()
         self._coming: deque[Key] = deque()
+        self._postponed: list[Key] = []
+        """Named, but nothing may leave for them before the visit that is on ends."""
         self._named: set[Key] = set()
         self._lock = threading.Condition()
         self._error: BaseException | None = None
@@ -123,6 +125,7 @@ class ResidentSet:
         with self._lock:
             self._named.clear()
             self._coming.clear()
+            self._postponed.clear()
 
     def reset_counters(self) -> None:
         """Begin counting anew."""
@@ -179,6 +182,8 @@ class ResidentSet:
             self._leased = None
             self._pinned.clear()
             self._demand.clear()
+            self._coming.extend(self._postponed)
+            self._postponed.clear()
             self._pump()
 
     def _used(self, key: Key) -> None:
@@ -239,7 +244,7 @@ class ResidentSet:
                 if slot is None:
                     if not ahead:
                         return None
-                    queue.popleft()
+                    self._postponed.append(queue.popleft())
                     continue
                 queue.popleft()
                 slot.ready, slot.ahead = False, ahead

@@ -15,7 +15,9 @@ def sinusoids(length: int, width: int, device: torch.device) -> Tensor:
 
 
 @lru_cache(maxsize=16)
+@torch.inference_mode(mode=False)
 def _table(rows: int, width: int, device: torch.device) -> Tensor:
+    """Return an ordinary tensor whatever mode it is first asked for in: training may be next to ask."""
     steps = torch.arange(rows, device=device, dtype=torch.float32)[:, None]
     rates = 10000.0 ** (-torch.arange(0, width, 2, device=device, dtype=torch.float32) / width)
     angles = steps * rates

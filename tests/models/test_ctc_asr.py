@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ssd_infer.models import asr_positions
 from ssd_infer.models.asr_encoder import FrameNorm
 from ssd_infer.models.asr_positions import positions_of_tokens
 from ssd_infer.models.asr_processor import ASRFeatureExtractor, CTCASRProcessor, character_tokenizer
@@ -43,6 +44,16 @@ def test_what_stands_in_the_padding_is_never_read() -> None:
         clean, other = model.encode(padded, lengths), model.encode(dirty, lengths)
     end = int(clean.lengths[1])
     torch.testing.assert_close(clean.hidden[1, :end], other.hidden[1, :end], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_model_that_decoded_in_this_process_can_still_be_trained(form: str) -> None:
+    model, (padded, lengths) = tiny_asr(form).train(), features(61, 30)
+    tokens = torch.randint(3, 31, (2, 5), generator=torch.Generator().manual_seed(0))
+    asr_positions._table.cache_clear()
+    with torch.inference_mode():
+        model.decoder(tokens, model.encode(padded, lengths))
+    model.decoder(tokens, model.encode(padded, lengths)).sum().backward()
 
 
 def test_no_norm_looks_at_batch_mates() -> None:
