@@ -17,16 +17,16 @@ KEYS = ("theta_ctc", "theta_lm")
 
 
 def save_thresholds(
-    model: nn.Module, folder: str | Path, thresholds: dict[str, float], more: dict[str, Any]
+    model: nn.Module, folder: str | Path, thresholds: dict[str, float | None], more: dict[str, Any]
 ) -> Path:
-    """Write the chosen thresholds, and `more` about how they were chosen, into the checkpoint's folder."""
+    """Write the chosen thresholds (None: that gate is off), and `more` about the choice, into the checkpoint's folder."""
     path = Path(folder) / FILE
     record = {"version": VERSION, "weights": fingerprint(model), "thresholds": thresholds, **more}
     write_text(path, dump_json(record))
     return path
 
 
-def thresholds_of(model: Any) -> dict[str, float]:
+def thresholds_of(model: Any) -> dict[str, float | None]:
     """Return the thresholds saved where `model` was loaded from; none when there are none for exactly these weights."""
     folder = str(getattr(model.config, "_name_or_path", "") or "")
     try:
@@ -41,5 +41,6 @@ def thresholds_of(model: Any) -> dict[str, float]:
         return {}
     if record.get("weights") != fingerprint(model):
         return {}
-    found = {key: record["thresholds"].get(key) for key in KEYS}
-    return {key: float(value) for key, value in found.items() if isinstance(value, int | float)}
+    found = {key: value for key, value in record["thresholds"].items() if key in KEYS}
+    numbers = {key: float(value) for key, value in found.items() if isinstance(value, int | float)}
+    return numbers | {key: None for key, value in found.items() if value is None and key == "theta_ctc"}

@@ -3,6 +3,9 @@
 Everything any threshold could need is computed once an utterance: CTC text and entropy, the decoder's likelihoods of
 the draft, and greedy continuations from every prefix some threshold would keep. A grid of thresholds is then a table
 look-up, and its speed a sum of measured costs. Thresholds do not transfer between vocabularies or checkpoints.
+
+A dev set that both heads read nearly without error makes every threshold look free. So copies of it in ever louder noise
+join it until there are errors to choose by; if there still are too few, only settings that cannot change the text may win.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -31,8 +34,12 @@ OFF = 2.0
 THETAS_LM = (0.0, 0.001, 0.003, 0.01, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, OFF)
 """Gate 2 from accepting everything to rejecting everything without a pass."""
 MOST_THETAS_CTC = 40
+CERTAIN = 0.5
+"""A token with at least this probability is the decoder's own choice: gate 2 at this θ_LM alone changes no text."""
 FEWEST_ERRORS = 20
-"""Word errors of both heads on the dev set below which a choice of thresholds is called uncertain."""
+"""Word errors of both heads below which the dev set cannot tell a careful setting from a careless one."""
+NOISE_DB = (20.0, 15.0, 10.0, 5.0)
+"""Signal-to-noise ratios of the dev set's noisy copies, in the order in which they are added."""
 BATCH = 8
 
 
@@ -72,6 +79,11 @@ class Point:
     """Predicted from the measured costs at batch size 1."""
     routes: dict[str, float]
 
+    @property
+    def harmless(self) -> bool:
+        """Tell whether the setting cannot change the text of plain decoding."""
+        return self.theta_ctc is None and self.theta_lm >= CERTAIN
+
 
 @dataclass(slots=True)
 class Calibration:
@@ -83,12 +95,18 @@ class Calibration:
     utterances: int
     costs: Costs
     words: int = 0
-    """Reference words of the dev set."""
+    """Reference words of the dev set, noisy copies included."""
+    noise_db: tuple[float, ...] = ()
+    """Signal-to-noise ratios of the noisy copies among the utterances."""
 
     def fastest(self, increase: float) -> Point | None:
-        """Return the fastest point whose WER is at most (1 + `increase`) times that of plain decoding."""
+        """Return the fastest point whose WER is at most (1 + `increase`) times that of plain decoding.
+
+        With fewer than `FEWEST_ERRORS` errors to choose by, only among points that cannot change the text.
+        """
         limit = self.plain_wer * (1 + increase) + 1e-12
-        allowed = [point for point in self.points if point.wer <= limit]
+        sure = self.uncertain is None
+        allowed = [point for point in self.points if point.wer <= limit and (sure or point.harmless)]
         return max(allowed, key=lambda point: (point.speedup, -point.wer), default=None)
 
     def most_accurate(self) -> Point:
@@ -119,8 +137,8 @@ class Calibration:
         if self.errors >= FEWEST_ERRORS:
             return None
         return (
-            f"the dev set holds only {self.errors:.0f} word errors of both heads together: thresholds chosen on it may "
-            "not hold elsewhere; take a larger dev set, or ctc_draft:lossless"
+            f"the dev set holds only {self.errors:.0f} word errors of both heads together, noisy copies included: no "
+            "setting of the two gates that could change the text was chosen by it; take a larger dev set"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -131,12 +149,18 @@ class Calibration:
             "ctc_wer": self.ctc_wer,
             "utterances": self.utterances,
             "costs": asdict(self.costs),
+            "noise_db": list(self.noise_db),
         }
 
 
 def calibrate(model: Any, processor: Any, dev: Sequence[Utterance], costs: Costs) -> Calibration:
-    """Return the curve of WER and predicted speed over both thresholds, measured on `dev`."""
+    """Return the curve of WER and predicted speed over both thresholds, measured on `dev` and, if need be, in noise."""
     cases = [case for batch in _batched(dev) for case in _cases(model, processor, batch)]
+    added: list[float] = []
+    while _errors(cases) < FEWEST_ERRORS and len(added) < len(NOISE_DB):
+        added.append(NOISE_DB[len(added)])
+        louder = noisy(dev, added[-1])
+        cases += [case for batch in _batched(louder) for case in _cases(model, processor, batch)]
     thetas: list[float | None] = [
         None,
         *_candidates([case.draft.entropy for case in cases if case.draft.tokens]),
@@ -149,7 +173,23 @@ def calibrate(model: Any, processor: Any, dev: Sequence[Utterance], costs: Costs
         len(cases),
         costs,
         total([case.plain for case in cases]).units,
+        tuple(added),
     )
+
+
+def noisy(utterances: Sequence[Utterance], snr_db: float) -> list[Utterance]:
+    """Return `utterances` in white noise `snr_db` below their mean power; the same noise every time."""
+    generator = torch.Generator().manual_seed(round(snr_db))
+    found = []
+    for item in utterances:
+        scale = item.samples.pow(2).mean().sqrt() * 10 ** (-snr_db / 20)
+        noise = torch.randn(item.samples.shape, generator=generator, dtype=item.samples.dtype)
+        found.append(replace(item, samples=item.samples + scale * noise))
+    return found
+
+
+def _errors(cases: Sequence[Case]) -> int:
+    return total([case.plain for case in cases]).edits + total([case.ctc for case in cases]).edits
 
 
 def _batched(dev: Sequence[Utterance]) -> list[list[Utterance]]:

@@ -261,11 +261,12 @@ def _samples(heats: list[Heat]) -> Iterator[dict[str, Any]]:
 def _remember(trial: Trial, found: Calibration) -> None:
     """Save the setting that loses no word beside the checkpoint; skipped where that place cannot be written."""
     point = found.fastest(0.0)
-    if point is None or point.theta_ctc is None:
+    if point is None:
         return
     more = {
         "chosen_for": "the fastest setting without a higher word error rate than plain decoding, on the dev set",
         "dev_utterances": found.utterances,
+        "noise_db": list(found.noise_db),
         "plain_wer": found.plain_wer,
         "wer": point.wer,
         "torch": torch.__version__,

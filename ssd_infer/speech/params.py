@@ -74,7 +74,7 @@ def check_name(name: str, checks: Checks) -> bool:
 
 
 def parse(
-    name: str, given: Mapping[str, Any], vocab_size: int, calibrated: Mapping[str, float] | None = None
+    name: str, given: Mapping[str, Any], vocab_size: int, calibrated: Mapping[str, float | None] | None = None
 ) -> CTCDraftParams:
     """Return the parameters of variant `name`; `auto` or missing thresholds are calibrated ones, or plain defaults.
 

@@ -96,25 +96,27 @@ def test_thresholds_in_nats_and_relative_to_the_vocabulary(report: dict[str, Any
         assert speech["theta_ctc_relative"] == pytest.approx(speech["theta_ctc_nats"] / math.log(31))
     curve = next(row["extra"]["calibration"] for row in report["strategies"] if row["name"] == "ctc_draft")
     assert len(curve["points"]) > 20
-    assert curve["utterances"] == 9
+    assert curve["utterances"] == 9 * (1 + len(curve["noise_db"]))
     off = [point for point in curve["points"] if point["theta_ctc"] is None and point["theta_lm"] > 1]
     assert [point["wer"] for point in off] == [curve["plain_wer"]], "both gates off is plain decoding"
     for point in curve["points"]:
         assert sum(point["routes"].values()) == pytest.approx(1.0)
     saved = thresholds_of(ssd_infer.load(run, dtype="float32", device="cpu").model)
     same = next(row for row in report["strategies"] if row["name"] == "ctc_draft:same_wer")
-    if same["params"]["theta_ctc"] is not None:
-        assert saved["theta_ctc"] == pytest.approx(same["params"]["theta_ctc"], rel=1e-3)
+    expected = same["params"]["theta_ctc"]
+    assert saved["theta_ctc"] == (expected if expected is None else pytest.approx(expected, rel=1e-3))
 
 
-def test_the_curve_tells_what_decoding_does(run: Path) -> None:
+def test_the_curve_tells_what_decoding_does(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The table look-up of every third point equals decoding the dev set at that point."""
+    from ssd_infer.speech import calibration
     from ssd_infer.speech.calibration import Costs, calibrate
     from ssd_infer.speech.manifest import heldout_sets, read_manifest, read_utterances
     from ssd_infer.speech.scoring import total, words
 
     loaded = ssd_infer.load(run, dtype="float32", device="cpu")
     dev, _ = read_utterances(read_manifest(heldout_sets(run)["dev"]), RATE)
+    monkeypatch.setattr(calibration, "FEWEST_ERRORS", 0)
     found = calibrate(loaded.model, loaded.processor, dev, Costs(1.0, 0.1, 0.5, 0.2))
     waves = [item.samples for item in dev]
     for point in found.points[::3]:
@@ -154,6 +156,51 @@ def test_an_undertrained_verifier_is_said() -> None:
     few = Calibration([], 0.003, 0.001, 150, costs, 750)
     assert few.undertrained is None, "two words prove nothing"
     assert "only 3 word errors" in str(few.uncertain)
+
+
+def test_too_few_errors_allow_only_settings_that_change_no_text() -> None:
+    from ssd_infer.speech.calibration import Calibration, Costs, Point
+
+    def point(theta_ctc: float | None, theta_lm: float, speedup: float) -> Point:
+        return Point(theta_ctc, theta_lm, 0.003, speedup, {})
+
+    points = [point(2.0, 0.0, 5.0), point(None, 0.3, 4.0), point(None, 0.5, 3.0), point(None, 2.0, 1.0)]
+    costs = Costs(1, 1, 1, 1)
+    few = Calibration(points, 0.003, 0.003, 150, costs, 750)
+    enough = Calibration(points, 0.003, 0.003, 1500, costs, 7500)
+    assert few.fastest(0.14) == few.fastest(0.0) == points[2]
+    assert enough.fastest(0.0) == points[0]
+
+
+def test_noisy_copies_join_a_dev_set_without_errors(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ssd_infer.speech import calibration
+    from ssd_infer.speech.manifest import heldout_sets, read_manifest, read_utterances
+
+    loaded = ssd_infer.load(run, dtype="float32", device="cpu")
+    dev, _ = read_utterances(read_manifest(heldout_sets(run)["dev"]), RATE)
+    costs = calibration.Costs(1.0, 0.1, 0.5, 0.2)
+    monkeypatch.setattr(calibration, "FEWEST_ERRORS", 1)
+    alone = calibration.calibrate(loaded.model, loaded.processor, dev, costs)
+    assert alone.noise_db == ()
+    monkeypatch.setattr(calibration, "FEWEST_ERRORS", 10**6)
+    found = calibration.calibrate(loaded.model, loaded.processor, dev, costs)
+    assert found.noise_db == calibration.NOISE_DB
+    assert found.utterances == len(dev) * (1 + len(calibration.NOISE_DB))
+    assert found.words == alone.words * (1 + len(calibration.NOISE_DB))
+    harmless = [point for point in found.points if point.harmless]
+    assert [point.wer for point in harmless] == [found.plain_wer] * 2
+
+
+def test_noise_is_as_loud_as_said_and_always_the_same() -> None:
+    from ssd_infer.speech.calibration import noisy
+
+    clean = [Utterance(torch.sin(torch.arange(16000) / 20), "a", "a"), Utterance(torch.zeros(50), "b", "b")]
+    first, second = noisy(clean, 10.0), noisy(clean, 10.0)
+    added = first[0].samples - clean[0].samples
+    ratio = 10 * torch.log10(clean[0].samples.pow(2).mean() / added.pow(2).mean())
+    assert float(ratio) == pytest.approx(10.0, abs=0.2)
+    assert torch.equal(first[0].samples, second[0].samples)
+    assert torch.equal(first[1].samples, clean[1].samples), "silence stays silent"
 
 
 def test_wrong_speech_is_refused_before_measuring(run: Path, tmp_path: Path) -> None:

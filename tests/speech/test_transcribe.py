@@ -162,6 +162,10 @@ def test_thresholds_hold_for_the_weights_they_were_found_for(checkpoint: Path) -
         assert thresholds_of(model) == {"theta_ctc": 1.25, "theta_lm": 0.03}
         out = ssd_infer.transcribe(model, noise(0.5), RATE, draft="ctc_draft")
         assert (out.draft_params["theta_ctc"], out.draft_params["theta_lm"]) == (1.25, 0.03)
+        save_thresholds(model, checkpoint, {"theta_ctc": None, "theta_lm": 0.5}, {})
+        assert thresholds_of(model) == {"theta_ctc": None, "theta_lm": 0.5}
+        out = ssd_infer.transcribe(model, noise(0.5), RATE, draft="ctc_draft")
+        assert out.draft_params["theta_ctc"] is None, "gate 1 is off, not at its default"
         with torch.no_grad():
             model.ctc_head.weight.add_(0.1)
         assert thresholds_of(model) == {}
