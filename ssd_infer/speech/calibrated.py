@@ -19,7 +19,7 @@ KEYS = ("theta_ctc", "theta_lm")
 def save_thresholds(
     model: nn.Module, folder: str | Path, thresholds: dict[str, float | None], more: dict[str, Any]
 ) -> Path:
-    """Write the chosen thresholds (None: that gate is off), and `more` about the choice, into the checkpoint's folder."""
+    """Write the thresholds (None: that gate is off), and `more` about their choice, into the checkpoint's folder."""
     path = Path(folder) / FILE
     record = {"version": VERSION, "weights": fingerprint(model), "thresholds": thresholds, **more}
     write_text(path, dump_json(record))

@@ -4,8 +4,9 @@ Everything any threshold could need is computed once an utterance: CTC text and 
 the draft, and greedy continuations from every prefix some threshold would keep. A grid of thresholds is then a table
 look-up, and its speed a sum of measured costs. Thresholds do not transfer between vocabularies or checkpoints.
 
-A dev set that both heads read nearly without error makes every threshold look free. So copies of it in ever louder noise
-join it until there are errors to choose by; if there still are too few, only settings that cannot change the text may win.
+A dev set that both heads read nearly without error makes every threshold look free. So copies of it in ever louder
+noise join it until there are errors to choose by; if there still are too few, only settings that cannot change the
+text may win.
 """
 
 from __future__ import annotations
