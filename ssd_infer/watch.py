@@ -12,8 +12,9 @@ import yaml
 from filelock import FileLock, Timeout
 
 from ssd_infer.console import print_error
-from ssd_infer.errors import SSDError
+from ssd_infer.errors import CheckpointError, SSDError
 from ssd_infer.follow import Follower
+from ssd_infer.manifest import MANIFEST, damage
 from ssd_infer.settings import EvalSettings
 from ssd_infer.steps import step_number
 
@@ -88,6 +89,7 @@ class Watch:
         out = self._report(checkpoint).parent
         print(f"evaluating {checkpoint}", flush=True)
         try:
+            _check_whole(checkpoint)
             report = self.evaluate(
                 replace(self.settings, watch=None, checkpoint=str(checkpoint), out=str(out))
             )
@@ -110,3 +112,12 @@ class Watch:
         print_error(error)
         self.failed[checkpoint] = 2
         self.code = max(self.code, 2)
+
+
+def _check_whole(checkpoint: Path) -> None:
+    """Raise CheckpointError when a checkpoint differs from its manifest: its report would look like any other."""
+    if not (checkpoint / MANIFEST).exists():
+        return  # not made by this toolkit's training; loading says what is wrong with it
+    problem = damage(checkpoint)
+    if problem is not None and checkpoint.exists():
+        raise CheckpointError(f"{checkpoint}: {problem}; it is not evaluated")

@@ -7,9 +7,9 @@ Layout: `checkpoints/step-N/` is complete or absent. `ssd_manifest.json` inside 
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import logging
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from ssd_infer.errors import CheckpointError
+from ssd_infer.manifest import MANIFEST, RECORD, damage, read_record, sha256
 from ssd_train.metrics import replace_text
 
 logger = logging.getLogger(__name__)
 
-MANIFEST = "ssd_manifest.json"
-RECORD = "ssd.json"
 _PARTIAL = ".partial-"
 _RETIRED = ".retired-"
+_DAMAGED = "damaged-"
 _RESERVE = 16 << 20
 LOSS_GATE = 1.03
 """The best checkpoint's validation loss may be this much above the lowest one."""
@@ -71,6 +71,17 @@ class CheckpointStore:
             listed = "\n".join(problems)
             raise CheckpointError(f"no checkpoint of this run is intact:\n{listed}\nresume=never starts anew")
         return None
+
+    def set_aside_after(self, step: int) -> None:
+        """Rename the checkpoints beyond `step`, which `latest` found damaged, so that nothing counts on them again.
+
+        They would be the newest ones of `prune`, the last one of an evaluation, and might be the best.
+        """
+        for later in (found for found in self.steps() if found > step):
+            aside = self.directory / f"{_DAMAGED}step-{later}"
+            shutil.rmtree(aside, ignore_errors=True)
+            self.path(later).rename(aside)
+            logger.warning("the damaged checkpoint of step %d is now in %s", later, aside)
 
     def save(self, step: int, write: Callable[[Path], None], *, main: bool, wait: Callable[[], None]) -> Path:
         """Let every rank `write` into a directory aside, then make it `step-N` in one rename; return the new path.
@@ -141,11 +152,12 @@ class CheckpointStore:
                 shutil.rmtree(retired, ignore_errors=True)
 
     def _measured(self) -> Iterator[tuple[float, float, int]]:
-        """Yield (simulated acceptance length, validation loss, step) of the checkpoints that were validated."""
+        """Yield (simulated acceptance length, validation loss, step) where the validation gave numbers."""
         for step in self.steps():
             record = read_record(self.path(step))
-            if record.get("tau_sim") is not None and record.get("validation_loss") is not None:
-                yield record["tau_sim"], record["validation_loss"], step
+            tau, loss = record.get("tau_sim"), record.get("validation_loss")
+            if tau is not None and loss is not None and math.isfinite(tau) and math.isfinite(loss):
+                yield tau, loss, step
 
     def _publish(self, aside: Path, final: Path) -> None:
         if final.exists():  # a damaged checkpoint that was passed over on resume
@@ -179,38 +191,6 @@ def seal(directory: Path) -> None:
             with path.open("rb") as file:
                 os.fsync(file.fileno())
     _sync_directory(directory)
-
-
-def damage(directory: Path) -> str | None:
-    """Return what is wrong with a checkpoint against its own manifest, None if nothing is."""
-    try:
-        files = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))["files"]
-    except (OSError, ValueError, KeyError):
-        return f"has no readable {MANIFEST}"
-    for name, entry in files.items():
-        path = directory / name
-        if not path.is_file():
-            return f"{name} is missing"
-        if path.stat().st_size != entry["bytes"]:
-            return f"{name} has {path.stat().st_size} bytes instead of {entry['bytes']}"
-        if sha256(path) != entry["sha256"]:
-            return f"{name} does not have the hash it was saved with"
-    return None if read_record(directory) else f"has no readable {RECORD}"
-
-
-def read_record(directory: Path) -> dict[str, Any]:
-    """Return a checkpoint's `ssd.json`, empty if it has none that can be read."""
-    try:
-        record: dict[str, Any] = json.loads((directory / RECORD).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return record
-
-
-def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def require_space(directory: Path, needed: int) -> None:

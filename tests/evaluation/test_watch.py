@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -85,6 +86,21 @@ def test_a_checkpoint_that_cannot_be_evaluated_is_said_and_passed_over(
     assert watch.run(run.sleep, lambda: run.time) == 2
     assert run.seen == ["step-12"]
     assert "step-5: damaged" in capsys.readouterr().err
+
+
+def test_a_damaged_checkpoint_gets_no_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = Run(tmp_path / "run", [], last=12)
+    for step in (5, 12):
+        run.save(step)
+        folder = run.directory / "checkpoints" / f"step-{step}"
+        (folder / "weights.bin").write_bytes(b"1234")
+        (folder / "ssd.json").write_text('{"step": 0}')
+        entry = {"bytes": 4, "sha256": hashlib.sha256(b"1234").hexdigest()}
+        (folder / "ssd_manifest.json").write_text(json.dumps({"files": {"weights.bin": entry}}))
+    (run.directory / "checkpoints" / "step-5" / "weights.bin").write_bytes(b"1235")
+    assert run.watch().run(run.sleep, lambda: run.time) == 2
+    assert run.seen == ["step-12"]
+    assert "step-5: weights.bin does not have the hash it was saved with" in capsys.readouterr().err
 
 
 def test_reports_join_the_tracking_run_of_the_training(

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from ssd_infer.errors import CheckpointError
-from ssd_train.checkpoints import CheckpointStore, damage, require_space
+from ssd_infer.manifest import damage
+from ssd_train.checkpoints import CheckpointStore, require_space
 
 
 def write(directory: Path) -> None:
@@ -66,6 +67,33 @@ def test_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
     best = json.loads((tmp_path / "best.json").read_text())
     assert (best["step"], best["metric"], best["value"]) == (2, "tau_sim", 2.5)
     assert not list(store.directory.glob(".*"))
+
+
+def test_damaged_checkpoints_never_push_out_the_good_ones(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, 1)
+    for step, tau in ((1, 1.0), (2, 1.1), (3, 9.0)):
+        save(store, step)
+        store.annotate(step, {"tau_sim": tau, "validation_loss": 1.0})
+    store = CheckpointStore(tmp_path, 0)
+    save(store, 2)
+    (store.path(3) / "weights.bin").unlink()
+    assert store.latest() == store.path(2)
+    store.set_aside_after(2)
+    again = CheckpointStore(tmp_path, 1)
+    assert again.steps() == [2]
+    save(again, 3, 1.2)
+    assert again.latest() == again.best() == again.path(3)
+    assert sorted(path.name for path in again.directory.iterdir()) == ["damaged-step-3", "step-3"]
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_validation_without_a_number_cannot_be_the_best(tmp_path: Path, loss: float) -> None:
+    store = CheckpointStore(tmp_path, 0)
+    save(store, 1, 1.0, loss)
+    assert store.best() is None
+    save(store, 2, 2.0, 3.0)
+    save(store, 3, float("nan"), 3.0)
+    assert store.best() == store.path(2)
 
 
 def test_keep_last_zero_keeps_all(tmp_path: Path) -> None:

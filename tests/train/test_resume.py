@@ -117,7 +117,11 @@ def test_a_damaged_checkpoint_is_passed_over_aloud(
     content[-1] ^= 1
     file.write_bytes(content)
     (run_dir / "checkpoints" / "step-6" / "optimizer.pt").unlink()
+    cfg.train.keep_last = 1
     assert_same_run(whole, run.train(cfg))
+    kept = sorted(path.name for path in (run_dir / "checkpoints").iterdir())
+    assert {"damaged-step-6", "damaged-step-8", "step-8"} <= set(kept)
+    assert checkpoints.CheckpointStore(run_dir, 1).latest() == run_dir / "checkpoints" / "step-8"
     assert "step-8: model.safetensors does not have the hash" in caplog.text
     assert "step-6: optimizer.pt is missing; continuing from step 3" in caplog.text
 
