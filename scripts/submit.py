@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -57,46 +59,64 @@ class Job:
 
 _TRAIN = """
 # A process an accelerator; Slurm's numbers become those torch.distributed reads. The signal before the time limit, and
-# the one of a preemption, reach every process: it saves, and the script ends.
+# the one of a preemption, reach every process: it saves, and the script ends. What follows the script's name on the
+# command line of sbatch is laid over the arguments below.
 set -euo pipefail
-{cd}export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-export MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
-export OMP_NUM_THREADS=${{SLURM_CPUS_PER_TASK:-1}}
-run_name=${{RUN_NAME:-{run_name}}}
-run_dir={output_root}/{recipe_name}/$run_name
-
+trap : TERM  # a preemption tells this shell as well, which waits for the processes to save
+{cd}MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
+MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
+OMP_NUM_THREADS=${{SLURM_CPUS_PER_TASK:-1}}
+SRUN_CPUS_PER_TASK=$OMP_NUM_THREADS  # Slurm 22.05 and later do not pass the cores of the job on to srun
+export MASTER_ADDR MASTER_PORT OMP_NUM_THREADS SRUN_CPUS_PER_TASK
+output_root={output_root} recipe_name={recipe_name} run_name=${{RUN_NAME:-{run_name}}}
+for argument in "$@"; do
+  case $argument in
+    output_root=*) output_root=${{argument#*=}} ;;
+    recipe_name=*) recipe_name=${{argument#*=}} ;;
+    run_name=*) run_name=${{argument#*=}} ;;
+  esac
+done
+{before}
 srun --kill-on-bad-exit=1 bash -c '
   export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS
   exec python -m ssd_train "$@"
-' ssd_train {arguments} run_name="$run_name" "$@"
+' ssd_train {arguments} run_name="$run_name" "$@"{after}
 """
 
-_REQUEUE = """
-if [[ -e $run_dir/stopped.json ]]; then
+_BEFORE = """stopped=$output_root/$recipe_name/$run_name/stopped.json
+rm -f "$stopped"  # of an earlier start
+code=0
+"""
+
+_AFTER = """ || code=$?
+
+if [[ -e $stopped ]]; then
   # Slurm may have put a preempted job in the queue itself; then this says so and changes nothing.
   scontrol requeue "$SLURM_JOB_ID" || echo "job $SLURM_JOB_ID was not requeued by its script" >&2
 fi
-"""
+exit $code"""
 
 _WATCH = """
 # Evaluates the checkpoints of a training as they appear; ends when the last one has its report.
 set -euo pipefail
-{cd}srun python -m ssd_infer watch={run_dir} {arguments}
+{cd}export SRUN_CPUS_PER_TASK=${{SLURM_CPUS_PER_TASK:-1}}
+srun python -m ssd_infer watch={run_dir} {arguments}
 """
 
 
 def training_script(job: Job, overrides: Sequence[str], directory: Path | None = None) -> str:
-    """Return the batch script that trains with `overrides`, run in `directory`."""
-    values = dict(item.lstrip("+").partition("=")[::2] for item in overrides)
+    """Return the batch script that trains with `overrides`, run in `directory`; raises ConfigError for wrong ones."""
+    cfg = _configuration(overrides)
     body = _TRAIN.format(
         cd=_cd(directory),
-        run_name=values.get("run_name", "default"),
-        output_root=shlex.quote(values.get("output_root", "outputs")),
-        recipe_name=values.get("recipe_name", values.get("recipe", "RECIPE")),
+        before=_BEFORE if job.requeue else "",
+        after=_AFTER if job.requeue else "",
+        run_name=shlex.quote(cfg.run_name),
+        output_root=shlex.quote(cfg.output_root),
+        recipe_name=shlex.quote(cfg.recipe_name),
         arguments=" ".join(shlex.quote(item) for item in overrides if not item.startswith("run_name=")),
     )
-    tail = _REQUEUE if job.requeue else ""
-    return job.header(tasks=max(1, job.gpus), signal=True) + "\n" + body + tail
+    return job.header(tasks=max(1, job.gpus), signal=True) + "\n" + body
 
 
 def watch_script(job: Job, run_dir: str, overrides: Sequence[str], directory: Path | None = None) -> str:
@@ -121,19 +141,19 @@ def _cd(directory: Path | None) -> str:
     return "" if directory is None else f"cd {shlex.quote(str(directory))}\n"
 
 
-def check(overrides: Sequence[str]) -> int:
-    """Return 0, or print now what would end the job after its wait in the queue and return 2."""
-    sys.path.insert(0, str(ROOT))
-    from ssd_infer.console import print_error
+def _configuration(overrides: Sequence[str]) -> Any:
+    """Return what `python -m ssd_train OVERRIDES` would do; what is wrong with it is said now, not after the queue."""
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
+    from hydra.errors import HydraException
+
     from ssd_infer.errors import SSDError
     from ssd_train.config.load import load_config
 
     try:
-        load_config(overrides)
-    except SSDError as error:
-        print_error(error)
-        return 2
-    return 0
+        return load_config(overrides)
+    except HydraException as error:
+        raise SSDError(str(error)) from error
 
 
 def _arguments() -> argparse.Namespace:
@@ -155,8 +175,23 @@ def _arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Run the command line and return the exit code."""
-    options = _arguments()
+    """Run the command line and return the exit code; what the user must change is one screen, not a traceback."""
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
+    from ssd_infer.console import print_error
+    from ssd_infer.errors import SSDError
+
+    try:
+        return _submit(_arguments())
+    except SSDError as error:
+        print_error(error)
+        return 2
+
+
+def _submit(options: argparse.Namespace) -> int:
+    """Write the script that `options` ask for, and show or submit it; return the exit code."""
+    from ssd_infer.errors import SSDError
+
     if options.templates:
         for recipe in sorted(path.parent.name for path in (ROOT / "recipes").glob("*/slurm/")):
             for name, text in templates(recipe).items():
@@ -176,12 +211,14 @@ def main() -> int:
     if options.watch:
         script = watch_script(job, options.watch, options.overrides, Path.cwd())
     else:
-        if code := check(options.overrides):
-            return code
         script = training_script(job, options.overrides, Path.cwd())
     if options.show:
         print(script, end="")
         return 0
+    if shutil.which("sbatch") is None:
+        raise SSDError(
+            "sbatch: no such command here; submit from a login node of the cluster, or look with --print"
+        )
     return subprocess.run(["sbatch"], input=script, text=True, check=False).returncode
 
 

@@ -25,7 +25,7 @@ def engine_arguments(cfg: Root) -> dict[str, Any]:
         raise ConfigError(
             [Problem("engine.cpu_offload", "needs an accelerator to take from", engine.name, remedy)]
         )
-    check_launcher(engine.name)
+    check_launcher(engine.name, cfg.dtype)
     if engine.name in SHARDING:
         join_alone()
     arguments: dict[str, Any] = {

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from ssd_infer.errors import ConfigError
+from ssd_train.config.load import load_config
+from ssd_train.engines.launcher import check_launcher
 from tests.train.support import write_text
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -156,8 +159,8 @@ def test_the_batch_scripts_are_valid_shell_and_valid_configurations(recipe: str)
     for text in SUBMIT["templates"](recipe).values():
         assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
         command = next(line for line in text.splitlines() if line.startswith("' ssd_train"))
-        overrides = [word for word in command.split()[2:] if not word.startswith(("run_name", '"'))]
-        assert SUBMIT["check"](overrides) == 0
+        overrides = command.partition(" run_name=")[0].split()[2:]
+        assert load_config(overrides).run_name == "default"
 
 
 def test_submit_refuses_a_wrong_configuration_before_the_queue(tmp_path: Path) -> None:
@@ -179,6 +182,66 @@ def test_submit_refuses_a_wrong_configuration_before_the_queue(tmp_path: Path) -
     )
     assert bad.returncode == 2
     assert "optim.name: needs whole matrices" in bad.stderr
+    for wrong in ("train.max_step=3", "((", "+recipe=moo"):
+        bad = subprocess.run(
+            [*command, wrong], env=environment(), capture_output=True, text=True, check=False
+        )
+        assert bad.returncode == 2
+        assert "Traceback" not in bad.stderr
+        assert wrong.partition("=")[0].lstrip("+") in bad.stderr
+
+
+def test_a_launcher_does_not_overrule_engine_and_dtype_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_launcher("ddp", "float32")
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    check_launcher("ddp", "bfloat16")
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(ConfigError) as caught:
+        check_launcher("ddp", "float32")
+    assert [problem.key for problem in caught.value.problems] == ["engine", "dtype"]
+    assert "ACCELERATE_MIXED_PRECISION=bf16 besides (got 'float32')" in str(caught.value)
+
+
+def test_submit_without_slurm_says_so(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "submit.py"), "--", "+recipe=layerskip"]
+    done = subprocess.run(
+        command, env={**environment(), "PATH": str(tmp_path)}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "sbatch: no such command here" in done.stderr
+
+
+ECHO = """#!/usr/bin/env bash
+# Stand in for srun: tell the shell above to stop, as a preemption does, work on a while, and leave a stopped run.
+kill -TERM "$PPID"
+sleep 1
+mkdir -p "$FAKE_RUN"
+echo "{}" > "$FAKE_RUN/stopped.json"
+echo "$SRUN_CPUS_PER_TASK cores, $MASTER_ADDR:$MASTER_PORT, ${*: -2}" > "$FAKE_RUN/said"
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "place"),
+    [
+        ([], "out/layerskip/default"),
+        (["run_name=other"], "out/layerskip/other"),
+        (["output_root=there", "recipe_name=mine"], "there/mine/default"),
+    ],
+)
+def test_a_preempted_shell_waits_and_requeues_whatever_the_run_is_called(
+    tmp_path: Path, slurm: dict[str, str], given: list[str], place: str
+) -> None:
+    (tmp_path / "bin" / "srun").write_text(ECHO)
+    script = SUBMIT["training_script"](SUBMIT["Job"]("t"), ["+recipe=layerskip", "output_root=out"])
+    values = {**slurm, "FAKE_RUN": str(tmp_path / place), "SLURM_CPUS_PER_TASK": "3"}
+    done = subprocess.run(
+        ["bash", "-s", "--", *given], input=script, env=values, text=True, check=False, cwd=tmp_path,
+        capture_output=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "log").read_text() == "requeue 77\n"
+    assert (tmp_path / place / "said").read_text().startswith("3 cores, 127.0.0.1:20077")
 
 
 def test_a_watcher_has_one_task(tmp_path: Path) -> None:
