@@ -8,6 +8,7 @@ from torch import nn
 from transformers import TrainingArguments
 
 from ssd_train.config.schema import Root
+from ssd_train.engines.elastic import step_samples
 from ssd_train.engines.kinds import zero_stage
 
 _MOMENTS = 2
@@ -48,7 +49,7 @@ def costs(cfg: Root, args: TrainingArguments, model: nn.Module, sample_tokens: i
     optimizer = 4 * _MOMENTS * trained / share["optimizer"]
     offloads_weights = cfg.engine.cpu_offload and cfg.engine.name in ("fsdp2", "deepspeed_zero3")
     host = (optimizer if cfg.engine.cpu_offload else 0) + (weights if offloads_weights else 0)
-    samples = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+    samples = step_samples(args)
     saves = -(-cfg.train.max_steps // cfg.train.save_steps)
     return Costs(
         parameters=count,

@@ -19,12 +19,13 @@ from transformers import TrainingArguments
 
 from ssd_infer.errors import DataError, SSDError
 from ssd_infer.evaluation.identity import command_line
+from ssd_infer.manifest import read_record
 from ssd_train import preflight, provenance, recipes, stopping, tracking
 from ssd_train.arguments import check_device, training_arguments
-from ssd_train.checkpoints import CheckpointStore, read_record
+from ssd_train.checkpoints import CheckpointStore
 from ssd_train.config.schema import Root
 from ssd_train.engines import elastic
-from ssd_train.engines.launcher import first_for_all, rank, whole_weights
+from ssd_train.engines.launcher import first_for_all, rank, require_shared, whole_weights
 from ssd_train.failures import explained
 from ssd_train.identity import check_same_run, identity
 from ssd_train.metrics import MetricsFile, replace_text
@@ -52,6 +53,7 @@ def train(cfg: Root) -> Path:
     args = training_arguments(cfg, run_dir)
     with ExitStack() as stack:
         checkpoint = _open_run(cfg, args, stack)
+        recipe.run_samples = cfg.train.max_steps * elastic.step_samples(args)
         data = recipe.build_data(cfg, run_dir)
         _check_enough(cfg, args, data)
         with whole_weights(args):
@@ -71,12 +73,10 @@ def train(cfg: Root) -> Path:
             store=CheckpointStore(run_dir, cfg.train.keep_last),
             metrics_file=MetricsFile(run_dir / "metrics.jsonl"),
             extras=_extras(cfg, recipe),
-            eval_batches=cfg.train.eval_batches,
+            eval_samples=elastic.validation_samples(cfg.train, args),
             optimizer=custom_optimizer(cfg),
         )
-        progress = ProgressCallback(
-            args.train_batch_size * args.gradient_accumulation_steps * args.world_size * data.sample_tokens
-        )
+        progress = ProgressCallback(elastic.step_samples(args) * data.sample_tokens)
         stack.callback(progress.close)
         trainer.add_callback(progress)
         reporter = Reporter(cfg, run_dir, tracker)
@@ -108,6 +108,7 @@ def _prepare_run(cfg: Root, args: TrainingArguments, stack: ExitStack) -> Path |
     The first process does it for all: a checkpoint is hashed once, and the others see the same result or error.
     """
     checkpoint = first_for_all(args, lambda: _claim_run(cfg, stack))
+    require_shared(args, cfg.run_dir / "config.yaml")
     if checkpoint is not None:
         elastic.adapt(args, cfg.engine.name, read_record(checkpoint))
     return checkpoint
@@ -125,6 +126,7 @@ def _claim_run(cfg: Root, stack: ExitStack) -> Path | None:
     if checkpoint is not None:
         check_same_run(cfg, read_record(checkpoint).get("identity", {}))
     step = 0 if checkpoint is None else int(checkpoint.name.removeprefix("step-"))
+    store.set_aside_after(step)
     MetricsFile(run_dir / "metrics.jsonl").keep_until(step)
     (run_dir / stopping.STOPPED).unlink(missing_ok=True)
     replace_text(run_dir / "config.yaml", config_text(cfg))

@@ -21,6 +21,7 @@ from ssd_infer.errors import ConfigError, Problem
 from ssd_infer.follow import TRACKING, log_wandb_report
 from ssd_infer.report.flat import report_scalars
 from ssd_train.config.schema import Root
+from ssd_train.metrics import replace_text
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ def run_id(cfg: Root, run_dir: Path) -> str:
     new = f"{name[:48]}-{hashlib.sha256(seed.encode()).hexdigest()[:8]}"
     path.parent.mkdir(parents=True, exist_ok=True)
     facts = {"id": new, "project": cfg.tracking.project, "entity": cfg.tracking.entity, "name": cfg.run_name}
-    path.write_text(json.dumps({**facts, "group": cfg.recipe_name}), encoding="utf-8")
+    replace_text(path, json.dumps({**facts, "group": cfg.recipe_name}))
     return new
 
 
@@ -172,7 +173,7 @@ def _remember(run_dir: Path, mode: str) -> None:
     """Note how the run is tracked, for the jobs that add reports to it."""
     path = run_dir / ID_FILE
     facts = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    path.write_text(json.dumps({**facts, "mode": mode}), encoding="utf-8")
+    replace_text(path, json.dumps({**facts, "mode": mode}))
 
 
 def _init_wandb(cfg: Root, run_dir: Path, mode: str) -> Any:
@@ -225,7 +226,7 @@ def _start_mlflow(cfg: Root, run_dir: Path) -> Tracker:
     experiment = mlflow.set_experiment(cfg.tracking.project)
     if cfg.resume == "never" or not known.exists():
         run = mlflow.MlflowClient().create_run(experiment.experiment_id, run_name=cfg.run_name)
-        known.write_text(json.dumps({"id": run.info.run_id}), encoding="utf-8")
+        replace_text(known, json.dumps({"id": run.info.run_id}))
     os.environ["MLFLOW_RUN_ID"] = json.loads(known.read_text(encoding="utf-8"))["id"]
     return LibraryTracker("mlflow")
 

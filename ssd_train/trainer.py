@@ -20,8 +20,10 @@ from transformers.utils.logging import disable_progress_bar
 
 from ssd_infer.engine.model_view import evaluating
 from ssd_infer.errors import SSDError
-from ssd_train.checkpoints import RECORD, CheckpointStore, read_record, require_space
+from ssd_infer.manifest import RECORD, read_record
+from ssd_train.checkpoints import CheckpointStore, require_space
 from ssd_train.ema import WeightAverage
+from ssd_train.engines.elastic import step_samples
 from ssd_train.engines.trainer import EngineTrainer, rank_files
 from ssd_train.metrics import MetricsFile, RatioSums
 from ssd_train.randomness import untouched_randomness
@@ -63,7 +65,7 @@ class SSDTrainer(EngineTrainer):
         store: CheckpointStore,
         metrics_file: MetricsFile,
         extras: CheckpointExtras,
-        eval_batches: int,
+        eval_samples: int,
         optimizer: tuple[Any, dict[str, Any]] | None = None,
     ) -> None:
         """Wire the parts; nothing is written before `train`."""
@@ -77,7 +79,7 @@ class SSDTrainer(EngineTrainer):
             optimizer_cls_and_kwargs=optimizer,
         )
         self.recipe, self.store, self.metrics_file, self.extras = recipe, store, metrics_file, extras
-        self.eval_batches = eval_batches
+        self.eval_samples = eval_samples
         self.on_checkpoint: Callable[[Path, int], None] | None = None
         self._sums = RatioSums()
         self._samples_seen = 0
@@ -173,9 +175,7 @@ class SSDTrainer(EngineTrainer):
             max_steps=self.state.max_steps,
             seed=self.args.seed,
             sample_offset=sample_offset,
-            step_samples=args.per_device_train_batch_size
-            * args.gradient_accumulation_steps
-            * args.world_size,
+            step_samples=step_samples(args),
             distributed=self.args.world_size > 1,
             detailed=(step + 1) % max(int(self.state.logging_steps), 1) == 0,
         )
@@ -272,7 +272,12 @@ class SSDTrainer(EngineTrainer):
         self.state.save_to_json(str(directory / _TRAINER_STATE))
         for name, text in self.extras.files.items():
             (directory / name).write_text(text, encoding="utf-8")
-        record = {**self.extras.record, "step": self.state.global_step, "world_size": self.args.world_size}
+        record = {
+            **self.extras.record,
+            "step": self.state.global_step,
+            "world_size": self.args.world_size,
+            "step_samples": step_samples(self.args),
+        }
         (directory / RECORD).write_text(json.dumps(record, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
     def _checkpoint_bytes(self) -> int:

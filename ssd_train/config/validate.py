@@ -46,6 +46,12 @@ def _check_engine(cfg: Root, checks: Checks) -> None:
     if not under.choice("name", engine.name, ENGINES):
         return
     under.above_zero("timeout_minutes", engine.timeout_minutes)
+    reports, limit = cfg.eval.enabled and cfg.eval.every_checkpoint, cfg.eval.max_minutes
+    rule = f"must exceed eval.max_minutes, {limit:g}: other processes wait while the first reports on a checkpoint"
+    waits = reports and engine.name != "single"
+    outlasts = 0 < limit < engine.timeout_minutes
+    remedy = "set eval.max_minutes=4, or eval.every_checkpoint=false and python -m ssd_infer watch=RUN_DIR"
+    under.require(outlasts or not waits, "timeout_minutes", rule, engine.timeout_minutes, remedy)
     offloads = engine.name in SHARDING and engine.name != "deepspeed_zero1"
     rule = f"is not something engine {engine.name} can do"
     remedy = "use engine=fsdp2_offload, deepspeed_zero2_offload or deepspeed_zero3_offload"

@@ -24,7 +24,8 @@ class EngineTrainer(Trainer):
     model: nn.Module
     model_wrapped: nn.Module
     deepspeed: Any
-    eval_batches: int
+    eval_samples: int
+    """Samples of a validation, over all processes."""
 
     def create_accelerator_and_postprocess(self) -> None:
         """Build the accelerator; accelerate offers FSDP to accelerators only, and it works on a CPU as well."""
@@ -36,6 +37,8 @@ class EngineTrainer(Trainer):
                 plugin.set_mixed_precision(state.mixed_precision)
             state.distributed_type, state.fsdp_plugin = DistributedType.FSDP, plugin
             self.is_fsdp_enabled = True
+        if self.is_fsdp_enabled:
+            state.fsdp_plugin.transformer_cls_names_to_wrap = _wrapped_classes(self.model)
 
     def inside(
         self, inputs: Mapping[str, Tensor], step: Callable[[Any, Mapping[str, Tensor]], tuple[Tensor, Out]]
@@ -65,7 +68,7 @@ class EngineTrainer(Trainer):
         nothing, because a sharded model needs all ranks in every forward.
         """
         size, world = self.args.per_device_eval_batch_size, self.args.world_size
-        count = min(len(dataset), self.eval_batches * size * world)
+        count = min(len(dataset), self.eval_samples)
         chosen = [index * len(dataset) // count for index in range(count)]
         parts = [chosen[start : start + size] for start in range(0, count, size)]
         for first in range(0, len(parts), world):
@@ -120,6 +123,16 @@ class EngineTrainer(Trainer):
             return None
         total = torch.nn.utils.get_total_norm(gradients)
         return total.full_tensor() if isinstance(total, DTensor) else total
+
+
+def _wrapped_classes(model: nn.Module) -> list[str]:
+    """Return the layer classes that become a shard each: of those the model names, the ones it is built from.
+
+    A model made of parts names the classes of its parts as well, also of layers it has replaced by its own.
+    """
+    named = getattr(model, "_no_split_modules", None) or ()
+    present = {type(module).__name__ for module in model.modules()}
+    return sorted(present.intersection(named))
 
 
 def _gathered(part: Tensor, device: torch.device, *, keep: bool) -> Tensor:

@@ -77,6 +77,8 @@ class Recipe(ABC):
     """A training method; one object a run."""
 
     name: str = ""
+    run_samples: int = 0
+    """Samples that all steps of the run take together, on all processes; 0 where nobody counted them."""
 
     def check(self, cfg: Root) -> None:
         """Check the model against the recipe before anything is written or loaded; raises SSDError."""

@@ -76,6 +76,8 @@ def small(overrides):
         (["optim.name=adam"], "optim.name"),
         (["optim.epsilon=0"], "optim.epsilon"),
         (["engine.name=mesh"], "engine.name"),
+        (["engine=ddp", "engine.timeout_minutes=3", "eval.every_checkpoint=true"], "engine.timeout_minutes"),
+        (["engine=ddp", "eval.max_minutes=0", "eval.every_checkpoint=true"], "engine.timeout_minutes"),
         (["tracking.name=notebook"], "tracking.name"),
         (["tracking.mode=later"], "tracking.mode"),
         (["recipe.layer_dropout.p_max=1"], "recipe.layer_dropout.p_max"),

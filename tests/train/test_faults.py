@@ -19,7 +19,8 @@ import wandb
 from ssd_infer.errors import DataError, SSDError
 from ssd_train import run, tracking
 from ssd_train.config.schema import Root, TrackingConfig
-from tests.train.ranks import Fault, curve, error_file, train_ranks
+from ssd_train.engines import launcher
+from tests.train.ranks import Fault, curve, error_file, free_port, one_rank, train_ranks
 from tests.train.support import in_processes, tiny_root, with_train
 
 
@@ -89,6 +90,25 @@ def test_a_directory_that_may_not_be_written_is_an_error_before_anything_is_buil
     Path(cfg.output_root).chmod(0o555)
     assert in_processes(as_nobody, (cfg,)) == [0]
     assert not list(Path(cfg.output_root).iterdir())
+
+
+def train_apart(cfg: Root, rank: int, port: int) -> None:
+    """Train as one of two processes, with little patience for a slow file system."""
+    launcher.PATIENCE = 0.5
+    one_rank(cfg, rank, 2, port, None)
+
+
+@pytest.mark.integration
+def test_a_run_directory_that_not_all_nodes_share_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "node").mkdir()
+    cfgs = [tiny_root(tmp_path), tiny_root(tmp_path / "node")]
+    port = free_port()
+    for cfg in cfgs:
+        Path(cfg.output_root).mkdir()
+    codes = in_processes(train_apart, *((cfg, rank, port) for rank, cfg in enumerate(cfgs)))
+    assert codes == [2, 2]
+    for rank, cfg in enumerate(cfgs):
+        assert "output_root: 1 of 2 processes do not see" in error_file(cfg, rank).read_text()
 
 
 class Fatal(torch.utils.data.Dataset[Any]):

@@ -47,7 +47,7 @@ def trainer_for(tmp_path: Path, data: Samples, *, plain: bool = False, **train: 
         store=CheckpointStore(tmp_path / "run", 0),
         metrics_file=MetricsFile(tmp_path / "run" / "metrics.jsonl"),
         extras=CheckpointExtras(),
-        eval_batches=2,
+        eval_samples=2 * cfg.train.batch_size,
     )
 
 
