@@ -40,10 +40,11 @@ def stratified(place: Place, numbers: Tensor) -> Tensor:
     """Return `(rows, K)` times in [0, 1) of which each of total·K equal strata holds one, given uniform `numbers`.
 
     The strata are numbered so that a row's K times lie far apart: t = (u + k·total + sample) / (K·total), with k turned
-    by the sample so that no column prefers early times (MDLM, arXiv 2406.07524, appendix C, over all ranks).
+    by the sample so that no column prefers early times (MDLM, arXiv 2406.07524, appendix C, over all ranks). Samples
+    beyond the total begin again at the first stratum.
     """
     rows, count = numbers.shape
-    sample = torch.arange(place.first, place.first + rows)[:, None]
+    sample = torch.arange(place.first, place.first + rows)[:, None] % place.total
     column = (torch.arange(count)[None] + sample + place.step) % count
     return (numbers + column * place.total + sample) / (count * place.total)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,25 +21,30 @@ class Stripes:
     time_share: float = 0.06
 
 
-def spec_augment(features: Tensor, lengths: Tensor, stripes: Stripes, generator: torch.Generator) -> Tensor:
+def spec_augment(
+    features: Tensor, lengths: Tensor, stripes: Stripes, generators: Sequence[np.random.Generator]
+) -> Tensor:
     """Return a copy of `features` `(B, F, mel)` with stripes set to 0, the mean of normalised features.
 
-    `generator` lives on the CPU; what is hidden follows from it alone, not from the device.
+    What is hidden of an utterance follows from its own generator alone, not from its neighbours, nor the device.
     """
     batch, frames, mel = features.shape
     limits = (lengths.cpu() * stripes.time_share).clamp(max=stripes.time_width)
-    hidden = _stripes(frames, stripes.time_masks, limits, lengths.cpu(), generator)[:, :, None]
+    times = _drawn(stripes.time_masks, generators)
+    hidden = _stripes(frames, times, limits, lengths.cpu())[:, :, None]
     width = torch.full((batch,), float(min(stripes.frequency_width, mel)))
-    hidden = (
-        hidden
-        | _stripes(mel, stripes.frequency_masks, width, torch.full((batch,), mel), generator)[:, None, :]
-    )
+    bins = _drawn(stripes.frequency_masks, generators)
+    hidden = hidden | _stripes(mel, bins, width, torch.full((batch,), mel))[:, None, :]
     return features.masked_fill(hidden.to(features.device), 0.0)
 
 
-def _stripes(size: int, count: int, limits: Tensor, spans: Tensor, generator: torch.Generator) -> Tensor:
-    """Return bool `(B, size)`: `count` stripes a row, each at most `limits[b]` wide and within `spans[b]`."""
-    drawn = torch.rand((2, len(limits), count), generator=generator)
+def _drawn(count: int, generators: Sequence[np.random.Generator]) -> Tensor:
+    """Return numbers in [0, 1) `(2, B, count)`, each row from its own generator."""
+    return torch.stack([torch.from_numpy(own.random((2, count))) for own in generators], dim=1)
+
+
+def _stripes(size: int, drawn: Tensor, limits: Tensor, spans: Tensor) -> Tensor:
+    """Return bool `(B, size)`: a stripe for each number `(2, B, S)`, at most `limits[b]` wide and within `spans[b]`."""
     widths = (drawn[0] * (limits[:, None] + 1)).floor().clamp(max=limits[:, None].floor())
     starts = (drawn[1] * (spans[:, None] - widths + 1)).floor()
     places = torch.arange(size)[None, None]

@@ -49,7 +49,7 @@ class CrossAttentionDecoder(nn.Module):
         memory, mask = self.memory(encoded), encoded.mask[:, None, None, :]
         hidden = functional.dropout(self._embed(tokens, 0, tokens.shape[1]), self.dropout, self.training)
         for layer in self._layers():
-            hidden = layer(hidden, layer.cross.keys_values(memory), mask, None)
+            hidden = layer(hidden, memory, mask, None)
         logits: Tensor = self.head(self.norm(hidden))
         return logits
 
@@ -132,9 +132,15 @@ class DecoderLayer(nn.Module):
         self.dropout = config.decoder_dropout
 
     def forward(
-        self, hidden: Tensor, audio: tuple[Tensor, Tensor], audio_mask: Tensor | None, cache: Any
+        self, hidden: Tensor, audio: Tensor | tuple[Tensor, Tensor], audio_mask: Tensor | None, cache: Any
     ) -> Tensor:
-        """Return hidden states `(B, n, d)`; `cache` None means whole transcripts at once."""
+        """Return hidden states `(B, n, d)`; `cache` None means whole transcripts at once.
+
+        `audio` is the memory or its keys and values; in training the memory, because a sharded layer is whole only
+        inside its own forward.
+        """
+        if isinstance(audio, Tensor):
+            audio = self.cross.keys_values(audio)
         hidden = hidden + self._drop(self.attention(self.norm_self(hidden), cache))
         hidden = hidden + self._drop(self.cross(self.norm_cross(hidden), audio, audio_mask))
         return hidden + self._drop(self.down(functional.silu(self.up(self.norm_ffn(hidden)))))

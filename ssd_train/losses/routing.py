@@ -6,20 +6,24 @@ import torch
 from torch import Tensor
 
 
-def load_balance(probs: Tensor, index: Tensor) -> Tensor:
-    """Return E·Σ_e f_e·P_e of one layer, a scalar; k when the load is even (Switch Transformer, arXiv 2101.03961).
+def load_balance(probs: Tensor, load: Tensor) -> Tensor:
+    """Return E·Σ_e f_e·P_e of one layer, a scalar; 1 when the load is even (Switch Transformer, arXiv 2101.03961).
 
-    `probs` `(N, E)` are the router's softmax, `index` `(N, k)` the experts it chose; f_e counts the k choices of a
-    token separately, as transformers does, but never pools layers: one collapsed layer cannot hide among the others.
+    `probs` `(N, E)` are the router's softmax, `load` `(E,)` the share of all choices that went to each expert, which
+    may count more tokens than these: with the loads of all processes the sum over processes is that of one. Layers
+    are never pooled: one collapsed layer cannot hide among the others.
     """
-    share = expert_load(index, probs.shape[1]).to(probs.dtype) * index.shape[1]
-    return probs.shape[1] * torch.dot(share, probs.mean(0))
+    return probs.shape[1] * torch.dot(load.to(probs.dtype), probs.mean(0))
 
 
-def expert_load(index: Tensor, num_experts: int) -> Tensor:
-    """Return the share `(E,)` of all choices in `index` `(N, k)` that went to each expert, in float32."""
-    counts = torch.bincount(index.reshape(-1), minlength=num_experts)
-    return counts.float() / index.numel()
+def expert_choices(index: Tensor, num_experts: int) -> Tensor:
+    """Return how many of the choices in `index` `(N, k)` went to each expert, int64 `(E,)`."""
+    return torch.bincount(index.reshape(-1), minlength=num_experts)
+
+
+def expert_load(choices: Tensor) -> Tensor:
+    """Return the share of `choices` `(…, E)` that went to each expert, in float32."""
+    return choices.float() / choices.sum(-1, keepdim=True)
 
 
 def expected_union(probs: Tensor, top_k: int, window: int) -> Tensor:

@@ -71,7 +71,7 @@ class ASRCTCRecipe(Recipe):
         model = cast("SpeechModelConfig", cfg.model)
         self.processor = build_processor(model, cast("SpeechDataConfig", cfg.data).sampling_rate)
         encoder = speech_config(model, self.processor).encoder_config()
-        return cast("TrainingData", speech.build(cfg, run_dir, self.processor, encoder))
+        return cast("TrainingData", speech.build(cfg, run_dir, self.processor, encoder, self.run_samples))
 
     def build_model(self, cfg: Root, data: TrainingData) -> nn.Module:
         """Return the speech model, its random weights drawn from the run's seed alone."""
@@ -104,9 +104,10 @@ class ASRCTCRecipe(Recipe):
         """Return the hybrid loss of one micro-batch."""
         keep = self._feasible(inputs)
         self._count(keep, context)
-        features, gold = self._augmented(inputs, context), self._gold(inputs)
+        generators = _generators(inputs, context)
+        features, gold = self._augmented(inputs, generators), self._gold(inputs)
         second, joint = self._stage(context) == 2, self.config.stages == "joint"
-        batch = self._decoder_batch(gold, inputs, features, context) if joint or second else gold
+        batch = self._decoder_batch(gold, inputs, features, generators) if joint or second else gold
         out = model(
             features,
             inputs["feature_lengths"],
@@ -154,19 +155,18 @@ class ASRCTCRecipe(Recipe):
                 f"more text than frames, at most {INFEASIBLE_LIMIT:.0%} may; lower model.subsampling, or mend the data"
             )
 
-    def _augmented(self, inputs: Batch, context: StepContext) -> Tensor:
+    def _augmented(self, inputs: Batch, generators: list[np.random.Generator]) -> Tensor:
         features = inputs["input_features"]
         if not self.config.spec_augment.enabled:
             return features
-        generator = torch.Generator().manual_seed(_seed(context))
-        return spec_augment(features, inputs["feature_lengths"], self.stripes, generator)
+        return spec_augment(features, inputs["feature_lengths"], self.stripes, generators)
 
     def _gold(self, inputs: Batch) -> DecoderBatch:
         decoder = self.model.decoder
         return gold_batch(inputs["labels"], inputs["label_lengths"], decoder.bos, decoder.eos)
 
     def _decoder_batch(
-        self, gold: DecoderBatch, inputs: Batch, features: Tensor, context: StepContext
+        self, gold: DecoderBatch, inputs: Batch, features: Tensor, generators: list[np.random.Generator]
     ) -> DecoderBatch:
         """Return what the decoder reads and should answer: the labels, and some corrupted CTC hypotheses."""
         ready = self.config.readiness
@@ -175,9 +175,8 @@ class ASRCTCRecipe(Recipe):
         with torch.no_grad():
             encoded = self.model.encode(features, inputs["feature_lengths"])
         hypotheses = greedy_hypotheses(encoded.ctc_logits, encoded.lengths, self.model.config.blank_token_id)
-        rng = np.random.default_rng([_seed(context), 1])
         return corrupted_batch(
-            gold, _label_lists(inputs), hypotheses, ready.corrupt_prefix, ready.corrupt_rate, rng
+            gold, _label_lists(inputs), hypotheses, ready.corrupt_prefix, ready.corrupt_rate, generators
         )
 
     def _terms(
@@ -271,6 +270,9 @@ def _label_lists(inputs: Batch) -> list[list[int]]:
     return [row[:length] for row, length in rows]
 
 
-def _seed(context: StepContext) -> int:
-    """Return a seed that follows from run, step and place in the step."""
-    return (context.seed * 1_000_003 + context.global_step) * 10_007 + context.sample_offset
+def _generators(inputs: Batch, context: StepContext) -> list[np.random.Generator]:
+    """Return a generator for each utterance, which follows from run, step and the utterance, wherever it is trained."""
+    rows = zip(inputs["feature_lengths"].tolist(), _label_lists(inputs), strict=True)
+    return [
+        np.random.default_rng([context.seed, context.global_step, frames, *label]) for frames, label in rows
+    ]

@@ -34,6 +34,8 @@ from ssd_train.recipes.base import (
 from ssd_train.recipes.canvas import Canvas
 from ssd_train.recipes.diffusion_noise import corruptions, denominator, padding, supervised
 
+VALIDATION_STRATA = 16
+"""Validation samples among which mask rates are spread evenly."""
 OWN_SEED = 1 << 20
 """Added to the seed for the masks of the model's own blocks, so that they differ from those of the data."""
 
@@ -165,7 +167,9 @@ class DiffusionRecipe(Recipe):
     def evaluate(self, model: nn.Module, inputs: Batch, context: StepContext) -> dict[str, Ratio]:
         """Measure the bound and, for block models, left-to-right loss and simulated acceptance of own drafts."""
         clean, canvas = inputs["input_ids"], self.canvas
-        place = Place(0, int(clean.sum()) % 4096, 0, batch_rows(inputs))  # by content, so that it repeats
+        place = Place(
+            0, 0, context.sample_offset, VALIDATION_STRATA
+        )  # by its place alone, so that it repeats
         config = _for_bound(self.config)
         noises = corruptions(config, inputs, place, self.copies)
         copies = [canvas.masked(clean, noise.masked) for noise in noises]

@@ -14,7 +14,13 @@ from ssd_infer.experts.union import membership, recent_experts, union_size
 from ssd_train.config.schema import MoeConfig
 from ssd_train.losses.chunked import ExitTerm
 from ssd_train.losses.measure import measure_exits
-from ssd_train.losses.routing import expected_union, expert_load, load_balance, routing_entropy
+from ssd_train.losses.routing import (
+    expected_union,
+    expert_choices,
+    expert_load,
+    load_balance,
+    routing_entropy,
+)
 from ssd_train.recipes.base import Batch, Ratio, StepContext, StepOutput, label_mask
 from ssd_train.recipes.causal import CausalRecipe, acceptance
 from ssd_train.routers import Heard, Routers
@@ -54,7 +60,8 @@ class MoeRecipe(CausalRecipe):
                 states.exits = [self.states(model, inputs, []).final]
         exits = [self.term()] if drafts else []
         sums = self.loss(states, exits, final_weight=1.0, detach_head=False, detailed=context.detailed)
-        balance, union = self.router_terms(heard, shape)
+        loads = self.loads(heard, over_ranks=context.distributed)
+        balance, union = self.router_terms(heard, loads, shape)
         per_token = settings.balance_weight * balance + settings.overlap_weight * union
         terms: dict[str, Ratio] = {
             "final_loss": (sums.final, denom),
@@ -64,15 +71,14 @@ class MoeRecipe(CausalRecipe):
         for nll, divergences in zip(sums.cross_entropy, sums.divergence, strict=True):
             terms |= {"draft_loss": (nll, denom)}
             terms |= {f"draft_{name}": (value, denom) for name, value in divergences.items()}
-        metrics = _loads(heard, denom) if context.detailed else {}
+        metrics = _spread(heard, loads, denom) if context.detailed else {}
         if sums.agreed:
             metrics["draft_agreement"] = (sums.agreed[0], denom)
         return StepOutput(sums.total + per_token * denom, denom, metrics, terms)
 
     def draw(self, context: StepContext) -> tuple[int, int]:
         """Return k_draft and how many experts of a layer the draft has at hand, from the step and seed alone."""
-        place = [context.seed, context.global_step, context.sample_offset, _STREAM]
-        random = np.random.default_rng(place)
+        random = np.random.default_rng([context.seed, context.global_step, 0, _STREAM])
         options = self.config.k_draft or list(range(1, self.routers.top_k + 1))
         share = float(random.choice(self.config.at_hand))
         held = max(1, round(share * self.routers.num_experts))
@@ -98,10 +104,21 @@ class MoeRecipe(CausalRecipe):
         parts = tuple((name, factor, not settings.detach_teacher) for name in both)
         return ExitTerm(settings.ce_weight, parts if settings.kl_weight > 0 else ())
 
-    def router_terms(self, heard: list[Heard], shape: torch.Size) -> tuple[Tensor, Tensor]:
+    def loads(self, heard: list[Heard], *, over_ranks: bool = False) -> Tensor:
+        """Return the share `(layers, E)` of all choices that went to each expert, those of all processes together.
+
+        A batch is balanced as a whole, not in each process's part of it (arXiv 2501.11873).
+        """
+        choices = torch.stack([expert_choices(part.index, self.routers.num_experts) for part in heard])
+        if over_ranks:
+            torch.distributed.all_reduce(choices)
+        return expert_load(choices)
+
+    def router_terms(self, heard: list[Heard], loads: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor]:
         """Return balance (1 when even) and expected union over k, means over layers."""
         top_k, window = self.routers.top_k, self.config.overlap_window
-        balance = torch.stack([load_balance(part.probs, part.index) for part in heard]).mean() / top_k
+        balances = [load_balance(part.probs, load) for part, load in zip(heard, loads, strict=True)]
+        balance = torch.stack(balances).mean()
         unions = [expected_union(part.probs.view(*shape, -1), top_k, window) for part in heard]
         return balance, torch.stack(unions).mean()
 
@@ -123,7 +140,7 @@ class MoeRecipe(CausalRecipe):
                 chunk_tokens=self.chunk_tokens,
             )
         count = torch.as_tensor(states.labels.numel(), device=states.labels.device)
-        metrics: dict[str, Ratio] = {"loss": (seen.final, count), **_loads(heard, count)}
+        metrics: dict[str, Ratio] = {"loss": (seen.final, count), **_spread(heard, self.loads(heard), count)}
         rows = [int(length) for length in label_mask(inputs).sum(1)]
         for place, k_draft in enumerate(self.measured()):
             name = f"draft_k{k_draft}"
@@ -149,12 +166,11 @@ class MoeRecipe(CausalRecipe):
         return {"name": self.name, "settings": asdict(self.config)}
 
 
-def _loads(heard: list[Heard], count: Tensor) -> dict[str, Ratio]:
+def _spread(heard: list[Heard], loads: Tensor, count: Tensor) -> dict[str, Ratio]:
     """Return each layer's highest expert load (1 when even) and routing entropy; a pooled loss hides collapse."""
     found: dict[str, Ratio] = {}
-    for place, part in enumerate(heard):
-        experts = part.probs.shape[1]
-        peak = expert_load(part.index, experts).max() * experts
+    for place, (part, load) in enumerate(zip(heard, loads, strict=True)):
+        peak = load.max() * len(load)
         found[f"router_{place}_peak_load"] = (peak * count, count)
         found[f"router_{place}_entropy"] = (routing_entropy(part.probs.detach()) * count, count)
     return found

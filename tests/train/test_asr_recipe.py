@@ -66,9 +66,15 @@ def _gradients(recipe: ASRCTCRecipe, batches: list[dict[str, torch.Tensor]]) -> 
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("normalise", ["token", "utterance"])
-def test_accumulated_batches_are_one_large_batch(normalise: str) -> None:
-    recipe = _recipe(replace(PLAIN, normalise=normalise))
+RANDOM = ASRCTCConfig(
+    spec_augment=SpecAugmentConfig(time_share=0.3),
+    readiness=ReadinessConfig(corrupt_prefix=0.6, corrupt_rate=0.3),
+)
+
+
+@pytest.mark.parametrize("config", [PLAIN, replace(PLAIN, normalise="utterance"), RANDOM])
+def test_accumulated_batches_are_one_large_batch(config: ASRCTCConfig) -> None:
+    recipe = _recipe(config)
     once = _gradients(recipe, [collate(SAMPLES)])
     twice = _gradients(recipe, [collate(SAMPLES[:1]), collate(SAMPLES[1:])])
     assert once.keys() == twice.keys()
@@ -140,22 +146,22 @@ def test_gold_batches_shift_by_one() -> None:
 def test_corrupted_prefixes_are_judged_by_the_way_on() -> None:
     labels = [[5, 6, 7], [7, 8, 9]]
     gold = gold_batch(torch.tensor(labels), torch.tensor([3, 3]), bos=1, eos=2)
-    rng = np.random.default_rng(0)
-    same = corrupted_batch(gold, labels, [[5, 6, 7], [7, 8]], 1.0, 0.0, rng)
+    rngs = [np.random.default_rng(seed) for seed in (0, 1)]
+    same = corrupted_batch(gold, labels, [[5, 6, 7], [7, 8]], 1.0, 0.0, rngs)
     assert same.inputs[0].tolist() == gold.inputs[0].tolist()
     assert same.targets[0].tolist() == gold.targets[0].tolist()
     assert same.targets[1, :3].tolist() == [7, 8, 9]
     assert same.mask[1].tolist() == [True, True, True, False]
-    none = corrupted_batch(gold, labels, [[5, 6, 7], [7, 8]], 0.0, 1.0, rng)
+    none = corrupted_batch(gold, labels, [[5, 6, 7], [7, 8]], 0.0, 1.0, rngs)
     assert torch.equal(none.inputs, gold.inputs)
-    noisy = corrupted_batch(gold, labels, [[5, 6, 7], [7, 8, 9]], 1.0, 1.0, rng)
+    noisy = corrupted_batch(gold, labels, [[5, 6, 7], [7, 8, 9]], 1.0, 1.0, rngs)
     assert not torch.equal(noisy.inputs, gold.inputs)
     assert torch.equal(gold.inputs[:, 0], noisy.inputs[:, 0])
 
 
-def test_hypotheses_as_long_as_the_batch_is_wide_keep_the_label() -> None:
+def test_hypotheses_much_longer_than_their_label_keep_it() -> None:
     gold = gold_batch(torch.tensor([[5, 6]]), torch.tensor([2]), bos=1, eos=2)
-    kept = corrupted_batch(gold, [[5, 6]], [[5] * 9], 1.0, 0.0, np.random.default_rng(0))
+    kept = corrupted_batch(gold, [[5, 6]], [[5] * 9], 1.0, 0.0, [np.random.default_rng(0)])
     assert torch.equal(kept.inputs, gold.inputs)
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 import json
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,11 +17,15 @@ from transformers import AutoModelForCausalLM
 
 from ssd_train import run
 from ssd_train.config.schema import EngineConfig, LayerSkipConfig, Root
+from ssd_train.config.schema_speech import ASRCTCConfig, ReadinessConfig, SpecAugmentConfig
+from ssd_train.engines import elastic
 from ssd_train.recipes import StepContext, build
 from ssd_train.recipes.layerskip import LayerSkipRecipe
 from tests.train.diffusion_support import OBJECTIVES, diffusion_root
 from tests.train.ranks import Fault, assert_close, curve, error_file, train_ranks
+from tests.train.speech_support import speech_root
 from tests.train.support import tiny_llama, tiny_root, with_train
+from tests.train.test_moe import moe_root
 
 needs_deepspeed = pytest.mark.skipif(
     importlib.util.find_spec("deepspeed") is None, reason="needs the extra deepspeed"
@@ -111,9 +117,44 @@ def test_diffusion_on_two_processes_learns_what_one_learns(
 ) -> None:
     cfg = replace(diffusion(tmp_path), engine=EngineConfig(name=engine))
     assert train_ranks(cfg) == [0, 0], error_file(cfg, 0).read_text()
-    ours = [line for line in curve(cfg.run_dir) if "loss" in line]
-    assert_close(ours[:-1], [line for line in curve(denoiser) if "loss" in line][:-1], 1e-4)
-    assert ours[-1]["loss"] == pytest.approx(curve(denoiser)[-1]["loss"], rel=1e-4)
+    assert_close(curve(cfg.run_dir), curve(denoiser), 1e-4)
+
+
+def speech(directory: Path, **train: object) -> Root:
+    """Return a speech run with masked features and corrupted prefixes; its model has no dropout."""
+    recipe = ASRCTCConfig(
+        spec_augment=SpecAugmentConfig(time_share=0.2),
+        readiness=ReadinessConfig(corrupt_prefix=0.5, corrupt_rate=0.2),
+    )
+    directory.mkdir(exist_ok=True)
+    return speech_root(directory, recipe=recipe, **train)
+
+
+def mixture(directory: Path, **train: object) -> Root:
+    """Return a mixture of experts with drafts, and a balance loss that matters."""
+    directory.mkdir(exist_ok=True)
+    return with_train(moe_root(directory, balance_weight=0.5), **train)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("engine", [ENGINES[0], ENGINES[1], ENGINES[-1]])
+@pytest.mark.parametrize("recipe", [speech, mixture])
+def test_speech_and_experts_on_two_processes_learn_what_one_learns(
+    tmp_path: Path, recipe: Callable[..., Root], engine: str
+) -> None:
+    settings = {"max_steps": 3, "save_steps": 3, "grad_accum": 2, "logging_steps": 1, "eval_batches": 2}
+    whole = run.train(recipe(tmp_path / "alone", batch_size=2, **settings))
+    cfg = replace(recipe(tmp_path / "two", batch_size=1, **settings), engine=EngineConfig(name=engine))
+    assert train_ranks(cfg) == [0, 0], error_file(cfg, 0).read_text()
+    # A validation batch's highest load is that of the batch, and a process has smaller ones.
+    ours, theirs = (
+        [
+            {name: value for name, value in line.items() if not name.startswith("eval_router")}
+            for line in found
+        ]
+        for found in (curve(cfg.run_dir), curve(whole))
+    )
+    assert_close(ours, theirs, 2e-4)
 
 
 def check_weights(ours: Path, theirs: Path) -> None:
@@ -145,10 +186,41 @@ def test_bfloat16_and_recomputed_activations(alone: Path, tmp_path: Path, engine
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
 def test_a_run_goes_on_with_another_number_of_processes(alone: Path, tmp_path: Path, engine: str) -> None:
     cfg = replace(small(tmp_path), engine=EngineConfig(name=engine))
-    assert train_ranks(cfg, fault=Fault(signal.SIGUSR1, step=2)) == [0, 0]
+    assert train_ranks(cfg, fault=Fault(signal.SIGUSR1, step=1)) == [0, 0]
+    # Stopped again: the next start finds a checkpoint that one process wrote, and still what two began.
+    assert train_ranks(cfg, world=1, fault=Fault(signal.SIGUSR1, step=2)) == [0], error_file(
+        cfg, 0
+    ).read_text()
     assert train_ranks(cfg, world=1) == [0], error_file(cfg, 0).read_text()
-    assert "the run was on 2 processes and is now on 1" in error_file(cfg, 0).read_text()
+    assert "the run began on 2 processes and is now on 1" in error_file(cfg, 0).read_text()
     assert_close(curve(cfg.run_dir)[-1:], curve(alone)[-1:], 2e-3)
+
+
+@pytest.mark.parametrize(
+    ("now", "record", "batch", "accumulation"),
+    [
+        (2, {"world_size": 2, "step_samples": 16}, 4, 2),
+        (1, {"world_size": 2, "step_samples": 16}, 4, 4),
+        (1, {"world_size": 1, "step_samples": 16}, 4, 4),
+        (2, {"world_size": 1, "step_samples": 16}, 4, 2),
+        (8, {"world_size": 1, "step_samples": 16}, 2, 1),
+        (1, {"world_size": 2}, 4, 4),
+    ],
+)
+def test_a_step_keeps_its_samples_whatever_processes_the_checkpoint_saw(
+    tmp_path: Path, now: int, record: dict[str, int], batch: int, accumulation: int
+) -> None:
+    train = replace(small(tmp_path).train, batch_size=4, grad_accum=2, eval_batches=3)
+    args = SimpleNamespace(
+        per_device_train_batch_size=4,
+        per_device_eval_batch_size=4,
+        gradient_accumulation_steps=2,
+        world_size=now,
+    )
+    elastic.adapt(args, "ddp", {"engine": "ddp", **record})  # type: ignore[arg-type]
+    assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (batch, accumulation)
+    assert elastic.step_samples(args) == 16  # type: ignore[arg-type]
+    assert elastic.validation_samples(train, args) == 3 * 4 * 2  # type: ignore[arg-type]
 
 
 @pytest.mark.integration

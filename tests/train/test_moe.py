@@ -15,7 +15,7 @@ from ssd_train import models, run
 from ssd_train.config.rules_recipe import check_recipe
 from ssd_train.config.schema import MoeConfig, Root, ScratchMoeConfig
 from ssd_train.exits import ExitModel
-from ssd_train.losses.routing import expected_union, expert_load, load_balance
+from ssd_train.losses.routing import expected_union, expert_choices, expert_load, load_balance
 from ssd_train.recipes import StepContext, build
 from ssd_train.recipes.moe import MoeRecipe
 from ssd_train.routers import Routers
@@ -61,10 +61,20 @@ def moe_root(directory: Path, **changes: Any) -> Root:
 
 def test_even_load_balances_at_k() -> None:
     index = torch.tensor([[0, 1], [2, 3]]).repeat(4, 1)
-    assert float(load_balance(torch.full((8, 4), 0.25), index)) == pytest.approx(2.0)
-    assert expert_load(index, 4).tolist() == [0.25] * 4
+    load = expert_load(expert_choices(index, 4))
+    assert load.tolist() == [0.25] * 4
+    assert float(load_balance(torch.full((8, 4), 0.25), load)) == pytest.approx(1.0)
     skewed = torch.tensor([[0.7, 0.1, 0.1, 0.1]]).repeat(8, 1)
-    assert float(load_balance(skewed, torch.tensor([[0, 1]]).repeat(8, 1))) > 2.5
+    assert float(load_balance(skewed, torch.tensor([0.5, 0.5, 0.0, 0.0]))) > 1.25
+
+
+def test_balance_of_parts_under_the_load_of_the_whole_is_that_of_the_whole() -> None:
+    probs = torch.rand(12, 4, generator=torch.Generator().manual_seed(3)).softmax(-1)
+    choices = [expert_choices(part.topk(2).indices, 4) for part in (probs[:4], probs[4:])]
+    load = expert_load(choices[0] + choices[1])
+    whole = load_balance(probs, expert_load(expert_choices(probs.topk(2).indices, 4)))
+    parts = 4 * load_balance(probs[:4], load) + 8 * load_balance(probs[4:], load)
+    torch.testing.assert_close(parts / 12, whole)
 
 
 def test_expected_union_counts_what_neighbours_share() -> None:
@@ -127,7 +137,8 @@ def test_what_a_step_draws_follows_from_seed_and_step() -> None:
     recipe = MoeRecipe(MoeConfig())
     recipe.prepare(tiny_moe())
     drawn = [recipe.draw(StepContext(step, 100, seed=1)) for step in range(60)]
-    assert drawn == [recipe.draw(StepContext(step, 100, seed=1)) for step in range(60)]
+    # The place in the step does not matter: all micro-batches of all processes train the same draft.
+    assert drawn == [recipe.draw(StepContext(step, 100, seed=1, sample_offset=step)) for step in range(60)]
     assert {held for _, held in drawn} == {2, 4, 8}
     assert all(k_draft <= held for k_draft, held in drawn)
     assert {k_draft for k_draft, _ in drawn} == {1, 2, 3, 4}

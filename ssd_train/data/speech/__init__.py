@@ -42,8 +42,11 @@ class SpeechData:
         return f"{samples:,} training utterances ({self.hours:.2f} h) in batches of about {self.sample_tokens} frames"
 
 
-def build(cfg: Root, run_dir: Path, processor: CTCASRProcessor, encoder: Any) -> SpeechData:
+def build(cfg: Root, run_dir: Path, processor: CTCASRProcessor, encoder: Any, batches: int = 0) -> SpeechData:
     """Read `cfg.data` for a model with `processor` and `encoder` configuration; raise DataError when it cannot.
+
+    Passes over the data are laid out until there are `batches`, what the whole run takes on all its processes; with 0
+    what one process takes.
 
     Every rank may call it: one process does the work behind a file lock, the others read what it wrote. Held-out sets
     go to `run_dir/heldout/NAME`, where the evaluation of a checkpoint finds them.
@@ -58,7 +61,7 @@ def build(cfg: Root, run_dir: Path, processor: CTCASRProcessor, encoder: Any) ->
         _write_heldout(source, run_dir / FOLDER, screen)
     samples, seconds = _training(cfg, source, screen, extractor)
     budget = int(data.batch_seconds * 100)
-    needed = cfg.train.max_steps * cfg.train.batch_size * cfg.train.grad_accum
+    needed = batches or cfg.train.max_steps * cfg.train.batch_size * cfg.train.grad_accum
     train = BatchedSamples(samples, budget, data.batch_rows, seed=cfg.seed, at_least=needed)
     dev = _ListedSpeech(run_dir / FOLDER / DEV / FILE, extractor.extract, screen)
     validation = BatchedSamples(dev, budget, _VALIDATION_ROWS, seed=cfg.seed)
