@@ -125,6 +125,11 @@ class CTCASRConfig(PretrainedConfig):
         return int(self.encoder["hidden_size"])
 
     @property
+    def hidden_size(self) -> int:
+        """The same under the name that DeepSpeed's integration sizes its buffers by."""
+        return self.encoder_width
+
+    @property
     def subsampling_factor(self) -> int:
         """Feature frames per encoder frame."""
         return int(self.encoder["subsampling_factor"])
