@@ -43,8 +43,8 @@ class ReducedExpertsParams(DraftParams):
     """A row stops after a token whose top probability is below it; 0 turns that off."""
     at_hand: bool | Auto = "auto"
     """Draft with experts in memory only; auto: where experts are offloaded."""
-    prefetch: bool = True
-    """Read the experts that the full router would have used while drafting goes on."""
+    prefetch: bool | Auto = "auto"
+    """Read the experts that the full router would have used while drafting goes on; auto: where that is faster."""
     tau_accept: float | Auto = "auto"
     """Mode adaptive: confidence from which a draft is not compared; auto calibrates it, above 1 compares all."""
     eps: float = 0.02
@@ -86,7 +86,7 @@ class ReducedExperts(Stepwise):
         self.confidence = float(settled.confidence)
         target = session.target
         self.resident = resident_of(target.layers)
-        self._reads_ahead = self.resident is not None and settled.prefetch
+        self._reads_ahead = self.resident is not None and bool(settled.prefetch)
         held = self.resident if settled.at_hand is True else None
         listener = self._name if self._reads_ahead else None
         self.view = reduced_view(target, int(settled.k_draft), settled.renorm, held, listener)

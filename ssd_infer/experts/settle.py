@@ -21,6 +21,7 @@ from ssd_infer.experts.costs import MoeCosts, measure_costs
 from ssd_infer.experts.layout import moe_layers
 from ssd_infer.experts.offload import resident_of
 from ssd_infer.experts.record import NOTHING, Rounds, Trust, calibrate_trust
+from ssd_infer.search.race import measured_speedup
 
 if TYPE_CHECKING:
     from ssd_infer.drafts.reduced_experts import ReducedExpertsParams
@@ -69,28 +70,35 @@ def settle_reduced(
     target: Target, params: ReducedExpertsParams, prompts: list[list[int]], do_sample: bool
 ) -> Resolved:
     """Replace `auto`. With k_draft, γ and, in mode adaptive, τ given nothing is measured and nothing is refused."""
-    held = resident_of(target.layers) is not None if params.at_hand == "auto" else bool(params.at_hand)
-    params = replace(params, at_hand=held and resident_of(target.layers) is not None)
+    offloaded = resident_of(target.layers) is not None
+    held = offloaded if params.at_hand == "auto" else bool(params.at_hand)
+    params = replace(params, at_hand=held and offloaded)
     known = params.mode == "lossless" or params.tau_accept != "auto"
     if params.k_draft != "auto" and params.gamma != "auto" and known:
         stop = 0.0 if params.confidence == "auto" else params.confidence
-        return Resolved(replace(params, confidence=stop))
-    if params.mode == "adaptive":
-        return _settle_adaptive(target, params, prompts, do_sample)
+        return Resolved(replace(params, confidence=stop, prefetch=bool(params.prefetch)))
+    settle = _settle_adaptive if params.mode == "adaptive" else _settle_lossless
+    return _raced(target, settle(target, params, prompts, do_sample), prompts, do_sample)
+
+
+def _settle_lossless(
+    target: Target, params: ReducedExpertsParams, prompts: list[list[int]], do_sample: bool
+) -> Resolved:
+    """Take the fastest of every k_draft, γ, stop and way to read by predicted speed; plain decoding when none gains."""
     gammas = range(1, MAX_GAMMA + 1) if params.gamma == "auto" else [int(params.gamma)]
     stops = STOPS if params.confidence == "auto" else (float(params.confidence),)
     found = [
-        (*option, k_draft, profile)
-        for k_draft in _counts(target, params)
-        for profile in [recall(target, replace(params, k_draft=k_draft), prompts, do_sample)]
+        (*option, entrant, profile)
+        for entrant in _entrants(target, params)
+        for profile in [recall(target, entrant, prompts, do_sample)]
         for option in profile.options(gammas, stops)
     ]
-    speedup, gamma, stop, k_draft, profile = max(found, key=lambda option: option[0])
-    details = f"top-{k_draft}, γ {gamma}, stop below {stop:g}, {_unions(profile.costs)}"
+    speedup, gamma, stop, entrant, profile = max(found, key=lambda option: option[0])
+    details = f"{_named(entrant)}, γ {gamma}, stop below {stop:g}, {_unions(profile.costs)}"
     if speedup < 1.0:
         note = f"plain decoding: the best predicted speedup is {speedup:.2f} ({details})"
         return Resolved(None, note, speedup)
-    settled = replace(params, k_draft=k_draft, gamma=gamma, confidence=stop)
+    settled = replace(entrant, gamma=gamma, confidence=stop)
     return Resolved(settled, f"auto: {details}, predicted {speedup:.2f}×", speedup)
 
 
@@ -101,18 +109,20 @@ def _settle_adaptive(
     gammas = range(1, MAX_GAMMA + 1) if params.gamma == "auto" else [int(params.gamma)]
     stop = 0.0 if params.confidence == "auto" else float(params.confidence)
     found = []
-    for k_draft in _counts(target, params):
-        profile = recall(target, replace(params, k_draft=k_draft), prompts, do_sample)
+    for entrant in _entrants(target, params):
+        profile = recall(target, entrant, prompts, do_sample)
         trust = trust_of(profile.rounds, params)
         options = [(profile.adaptive(trust, gamma, params.max_window), gamma) for gamma in gammas]
-        found.append((*max(options), k_draft, trust, profile))
-    speedup, gamma, k_draft, trust, profile = max(found, key=lambda option: option[0])
+        found.append((*max(options), entrant, trust, profile))
+    speedup, gamma, entrant, trust, profile = max(found, key=lambda option: option[0])
     bound = "none trusted" if trust.bound is None else f"≤ {trust.bound:.1%} of {trust.count} wrong"
-    details = f"top-{k_draft}, γ {gamma}, τ {trust.threshold:.3f} ({bound}, {trust.coverage:.0%} of drafts)"
+    details = (
+        f"{_named(entrant)}, γ {gamma}, τ {trust.threshold:.3f} ({bound}, {trust.coverage:.0%} of drafts)"
+    )
     if speedup < 1.0:
         note = f"plain decoding: the best predicted speedup is {speedup:.2f} ({details})"
         return Resolved(None, note, speedup)
-    settled = replace(params, k_draft=k_draft, gamma=gamma, confidence=stop, tau_accept=trust.threshold)
+    settled = replace(entrant, gamma=gamma, confidence=stop, tau_accept=trust.threshold)
     note = f"auto: {details}, {_unions(profile.costs)}, predicted {speedup:.2f}×"
     return Resolved(settled, note, speedup)
 
@@ -128,12 +138,36 @@ def trust_of(rounds: Rounds, params: ReducedExpertsParams) -> Trust:
     return Trust(params.tau_accept, None, len(covered) / len(judged), len(covered))
 
 
-def _counts(target: Target, params: ReducedExpertsParams) -> list[int]:
-    """Return the k_draft that compete: one, half and, where experts in memory cost no reading, all."""
-    if params.k_draft != "auto":
-        return [int(params.k_draft)]
-    top_k = min(layer.top_k for layer in moe_layers(target.layers))
-    return sorted({1, -(-top_k // 2)} | ({top_k} if params.at_hand else set()))
+def _raced(target: Target, found: Resolved, prompts: list[list[int]], do_sample: bool) -> Resolved:
+    """Return `found` unless it loses a race against plain decoding on the prompts.
+
+    Costs are timed pass by pass; what the draft's reads push out of memory only shows when both decode.
+    """
+    from ssd_infer.drafts.reduced_experts import ReducedExperts
+
+    if found.params is None:
+        return found
+    measured = measured_speedup(target, ReducedExperts, found.params, prompts, do_sample)
+    note = f"{found.note}, measured {measured:.2f}× on the calibration prompts"
+    if measured < 1.0:
+        return Resolved(None, f"plain decoding: {note.removeprefix('auto: ')}", measured)
+    return replace(found, note=note)
+
+
+def _entrants(target: Target, params: ReducedExpertsParams) -> list[ReducedExpertsParams]:
+    """Return what competes: drafts of one, half and, where that costs no reading, all experts; reading ahead or not."""
+    counts = [params.k_draft]
+    if params.k_draft == "auto":
+        top_k = min(layer.top_k for layer in moe_layers(target.layers))
+        counts = sorted({1, -(-top_k // 2)} | ({top_k} if params.at_hand else set()))
+    ways = [bool(params.prefetch)]
+    if params.prefetch == "auto":
+        ways = [True, False] if resident_of(target.layers) is not None else [False]
+    return [replace(params, k_draft=count, prefetch=way) for count in counts for way in ways]
+
+
+def _named(entrant: ReducedExpertsParams) -> str:
+    return f"top-{entrant.k_draft}" + (", reading ahead" if entrant.prefetch else "")
 
 
 def recall(

@@ -197,6 +197,21 @@ def test_auto_settles_everything_and_stays_exact(monkeypatch: pytest.MonkeyPatch
             assert out.sequences == greedy(model, ROWS[:1], 12)
 
 
+@pytest.mark.parametrize(("measured", "drafts"), [(0.97, False), (1.2, True)])
+def test_a_promise_is_raced_against_plain_decoding(
+    monkeypatch: pytest.MonkeyPatch, measured: float, drafts: bool
+) -> None:
+    monkeypatch.setattr("ssd_infer.experts.settle._NEW_TOKENS", 24)
+    monkeypatch.setattr("ssd_infer.experts.costs.MoeCosts.speedup", lambda *_: 3.0)
+    monkeypatch.setattr("ssd_infer.experts.settle.measured_speedup", lambda *_: measured)
+    model = build_moe(dtype=torch.float32)
+    out = ssd_infer.generate(model, ROWS[:1], draft="reduced_experts", max_new_tokens=12)
+    assert (out.draft == "reduced_experts") is drafts
+    assert f"measured {measured:.2f}×" in out.note
+    assert out.note.startswith("auto" if drafts else "plain decoding")
+    assert out.sequences == greedy(model, ROWS[:1], 12)
+
+
 @pytest.mark.parametrize(
     ("params", "key"),
     [
