@@ -2,8 +2,9 @@
 
 All state belongs to one stream: nothing is known at its start and nothing survives its end. What differs from the
 paper: the context window is the last W committed tokens, prompt included, so drafting starts with the first new token;
-every candidate's γ, threshold and worth come from the speedup its scores predict; search may take only a set share of
-the decoding time; and a draft that loses by its own running count is switched off.
+every candidate's γ, threshold and worth come from the speedup its scores predict, drafts stay within reach of what
+recent rounds accepted; search may take only a set share of the decoding time; and a draft that loses by its own running
+count is switched off.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ssd_infer.search.branches import look_back
 from ssd_infer.search.episode import Episode, StopRules
 from ssd_infer.search.guard import TRUST_AFTER
 from ssd_infer.search.latency import SublayerCosts, recall_costs
-from ssd_infer.search.online import RATIOS, AcceptanceDrop, Proposer, RunningGain
+from ssd_infer.search.online import RATIOS, AcceptanceDrop, Proposer, Reach, RunningGain
 from ssd_infer.search.outlook import GAMMAS
 
 THRESHOLDS = (0.0, 0.4, 0.8)
@@ -91,7 +92,7 @@ class Swift(ViewDraft):
         self.costs: SublayerCosts = recall_costs(session.target, context, not greedy, len(session.rows))
         self.episode: Episode | None = None
         self.gain: RunningGain | None = None
-        self.drop = AcceptanceDrop()
+        self.drop, self.reach = AcceptanceDrop(), Reach(1, 0.0)
         self._budget = _Budget()
         self._rounds = self._learned = self._wait = 0
         self._counts = {"episodes": 0, "trials": 0, "switched_off": 0}
@@ -113,14 +114,16 @@ class Swift(ViewDraft):
             self._try()
         if self.gain is None:
             return self.session.empty()
-        return self.extend(min(self.gamma, limit), self.session.pending)
+        return self.extend(min(self.reach.length, limit), self.session.pending)
 
     def observe(self, feedback: Feedback) -> None:
         """Update the running gain; switch off a losing set, search anew when acceptance fell."""
         if self.gain is None or self.episode is None or self.episode.best is None:
             return
         rows = len(feedback.accepted)
-        self.gain.learn(sum(feedback.accepted) / rows, sum(feedback.counts) / rows)
+        accepted, drafted = sum(feedback.accepted) / rows, sum(feedback.counts) / rows
+        self.gain.learn(accepted, drafted)
+        self.reach.learn(accepted, drafted)
         self._learned += 1
         if self._learned >= TRUST_AFTER and self.speedup < 1.0:
             self._switch_off()
@@ -195,7 +198,7 @@ class Swift(ViewDraft):
         self.use(skips)
         self.gamma, self.confidence = outlook.gamma, outlook.confidence
         self.gain = RunningGain(outlook.tau - 1, outlook.drafted)
-        self.drop = AcceptanceDrop()
+        self.drop, self.reach = AcceptanceDrop(), Reach(outlook.gamma, outlook.tau - 1)
         self._learned = 0
 
     def _switch_off(self) -> None:

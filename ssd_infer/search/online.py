@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -143,6 +144,31 @@ class RunningGain:
         """Return (1 + accepted + `more`) / (drafted · c + v) of such rounds with `skips`."""
         accepted, drafted = self.per_round
         return (1 + accepted + more) / (drafted * costs.ratio(skips) + costs.verify_ratio(drafted, skips))
+
+
+@dataclass(slots=True)
+class Reach:
+    """How far to draft: at most `most`, little beyond what recent rounds accepted, twice as far after a full round."""
+
+    most: int
+    expected: float
+    """Mean accepted tokens of a round, recent ones counting most; starts from what was predicted."""
+    fade: float = 0.7
+    length: int = 0
+
+    def __post_init__(self) -> None:
+        """Begin with what the prediction allows."""
+        self._settle()
+
+    def learn(self, accepted: float, drafted: float) -> None:
+        """Take in one round's mean accepted and drafted tokens a row."""
+        self.expected = self.fade * self.expected + (1 - self.fade) * accepted
+        self._settle()
+        if accepted >= drafted:
+            self.length = min(self.most, max(self.length, math.ceil(2 * drafted)))
+
+    def _settle(self) -> None:
+        self.length = max(1, min(self.most, math.ceil(2 * self.expected) + 1))
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from ssd_infer.engine.target import Target
 from ssd_infer.engine.views import SkipSet
 from ssd_infer.search.episode import Episode, StopRules
 from ssd_infer.search.material import Material, Scores, write_material
-from ssd_infer.search.online import AcceptanceDrop, Belief, Proposer, RunningGain
+from ssd_infer.search.online import AcceptanceDrop, Belief, Proposer, Reach, RunningGain
 from tests.conftest import ModelFactory
 from tests.search.test_dp import flat_costs
 
@@ -118,6 +118,19 @@ def test_running_gain_forgets_its_prediction() -> None:
     for _ in range(60):
         gain.learn(1.0, 2.0)
     assert gain.per_round == (pytest.approx(1.0, abs=0.02), pytest.approx(2.0, abs=0.02))
+
+
+def test_drafts_go_little_further_than_rounds_accept() -> None:
+    reach = Reach(most=8, expected=2.0)
+    assert reach.length == 5
+    for _ in range(12):
+        reach.learn(accepted=0, drafted=reach.length)
+    assert reach.length == 2, "a failing set costs little"
+    lengths = []
+    for _ in range(4):
+        reach.learn(accepted=reach.length, drafted=reach.length)
+        lengths.append(reach.length)
+    assert lengths == [4, 8, 8, 8], "and is back at once where it holds"
 
 
 def test_a_fall_of_acceptance_is_noticed_once() -> None:
