@@ -56,7 +56,7 @@ class SwiftParams(DraftParams):
     share: float = 0.06
     """Most of the decoding time that searching may take."""
     fruitless: float = 0.02
-    """The same as long as no set with a gain was found: what a model that cannot draft pays for the attempt."""
+    """The same until rounds have proved a set: what a model that cannot draft pays for the attempt."""
     worth: float = 1.1
     """Least predicted speedup of a set that drafts: the best of several on a short window promises too much."""
     seed: int = 0
@@ -209,7 +209,8 @@ class Swift(ViewDraft):
 
     def _affords(self, seconds: float) -> bool:
         """Tell whether `seconds` more of searching stay within the share that its success so far deserves."""
-        share = self.params.share if self.gain is not None else min(self.params.share, self.params.fruitless)
+        proved = self.gain is not None and self._learned >= TRUST_AFTER
+        share = self.params.share if proved else min(self.params.share, self.params.fruitless)
         left = self.costs.whole.plain * max(row.remaining for row in self.session.rows)
         return self._budget.affords(seconds, share, left)
 
