@@ -37,6 +37,7 @@ from ssd_infer.experts.files import EXPERTS
 from ssd_infer.experts.offload import FOLDER, load_offloaded, make_store, resident_of
 from ssd_infer.experts.resident import ResidentSet
 from ssd_infer.experts.settle import make_profile
+from ssd_infer.experts.store import DiskStore
 from ssd_infer.loading import Loaded
 
 console = Console(width=140)
@@ -265,6 +266,13 @@ def acceptance(checkpoint: str, prompts: list[list[int]], new_tokens: int, gamma
     return found
 
 
+def least_budget(checkpoint: str, store: Path) -> float:
+    """Return the share of all expert bytes that the experts of one token in one layer are."""
+    from transformers import AutoConfig
+
+    return float(AutoConfig.from_pretrained(checkpoint).num_experts_per_tok / len(DiskStore(store).keys))
+
+
 def watch_memory(checkpoint: str, store: Path, budgets: list[float]) -> list[dict[str, Any]]:
     """Decode in one child process a budget; read its peak resident memory from outside, before it ends."""
     found = []
@@ -332,7 +340,8 @@ def main() -> None:
         make_store(args.checkpoint, store)
     result: dict[str, Any] = {"checkpoint": args.checkpoint, "threads": torch.get_num_threads()}
     if args.memory:
-        result["memory"] = watch_memory(args.checkpoint, store, [1 / 16, *args.budgets, 1.0])
+        budgets = [least_budget(args.checkpoint, store), *args.budgets, 1.0]
+        result["memory"] = watch_memory(args.checkpoint, store, budgets)
         console.print_json(data=result)
     else:
         tokenizer = ssd_infer.load(args.checkpoint).tokenizer
