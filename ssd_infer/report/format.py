@@ -63,7 +63,7 @@ def row_params(row: Mapping[str, Any], most: int | None = None) -> str:
 def _value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
-    if isinstance(value, list) and len(value) > 8:
+    if isinstance(value, list) and (len(value) > 8 or any(isinstance(item, list) for item in value)):
         return f"[{len(value)} items]"
     return str(value)
 

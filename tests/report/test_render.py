@@ -183,6 +183,7 @@ def test_row_parameters_are_shortened_and_a_fallback_is_named() -> None:
         (params_text({}), "–"),
         (params_text({"exit_layer": 2, "gamma": 3, "confidence": 0.0}), "E=2, γ=3"),
         (params_text({"skip_mlp": list(range(9))}), "skip_mlp=[9 items]"),
+        (params_text({"graph": [[0, 0], [0, 1]]}), "graph=[2 items]"),
         (markdown("early_exit a_b _c_"), "early_exit a_b \\_c\\_"),
         (markdown("a\nb\x00c"), "a b c"),
     ],
