@@ -30,6 +30,9 @@ from ssd_infer.search.outlook import GAMMAS
 
 THRESHOLDS = (0.0, 0.4, 0.8)
 """Confidence thresholds a candidate may choose from; 0.8 is the paper's."""
+HELD_AFTER, PROMISING = 2, 1.5
+"""Rounds after which a set that still is expected to gain, and expected speedup from which on any set, lets the search
+for a better one go on at its full share."""
 WINDOWS = (32, 24, 16, 8)
 """Lengths of the context."""
 
@@ -56,7 +59,7 @@ class SwiftParams(DraftParams):
     share: float = 0.06
     """Most of the decoding time that searching may take."""
     fruitless: float = 0.02
-    """The same until rounds have proved a set: what a model that cannot draft pays for the attempt."""
+    """The same until a set promises much or holds in practice: what a model that cannot draft pays for trying."""
     worth: float = 1.1
     """Least predicted speedup of a set that drafts: the best of several on a short window promises too much."""
     seed: int = 0
@@ -209,8 +212,9 @@ class Swift(ViewDraft):
 
     def _affords(self, seconds: float) -> bool:
         """Tell whether `seconds` more of searching stay within the share that its success so far deserves."""
-        proved = self.gain is not None and self._learned >= TRUST_AFTER
-        share = self.params.share if proved else min(self.params.share, self.params.fruitless)
+        held = self._learned >= HELD_AFTER and self.speedup >= 1.0
+        fruitful = self.gain is not None and (held or self.speedup >= PROMISING)
+        share = self.params.share if fruitful else min(self.params.share, self.params.fruitless)
         left = self.costs.whole.plain * max(row.remaining for row in self.session.rows)
         return self._budget.affords(seconds, share, left)
 
