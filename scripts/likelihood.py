@@ -3,6 +3,8 @@
     python scripts/likelihood.py CHECKPOINT [CHECKPOINT ...] [--passages 64] [--characters 256] [--samples 64]
 
 A diffusion model gets a bound (its estimator is named) and, if trained in blocks, the exact left-to-right figure.
+Bits per character compare checkpoints with different tokenizers, perplexities per token do not; ± is the error of
+sampling masks, not of choosing the passages, which are the same for all.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from typing import Any
 import torch
 
 from ssd_infer import load
-from ssd_infer.diffusion.likelihood import Likelihood, measure
+from ssd_infer.diffusion.likelihood import BATCH, Likelihood, measure
+from ssd_infer.errors import CheckpointError, ConfigError, Problem, SSDError
 from ssd_infer.evaluation.tasks import stdlib_corpus
 from ssd_infer.loading import Loaded
 
@@ -25,13 +28,33 @@ def passages(count: int, characters: int) -> list[str]:
     kinds = [stdlib_corpus.documents("validation", kind) for kind in ("prose", "code")]
     long = [[item.text for item in items if len(item.text) >= characters] for items in kinds]
     mixed = [text for pair in zip(*long, strict=False) for text in pair]
+    if len(mixed) < count:
+        rule = f"must be at most {len(mixed)}, the held-out documents of {characters} characters"
+        raise ConfigError([Problem("--passages", rule, count, "take fewer, or fewer --characters")])
     return [text[:characters] for text in mixed[:count]]
 
 
 def sequences(loaded: Loaded, texts: list[str]) -> list[torch.Tensor]:
-    """Return each text's ids after the end token, which is also what begins a document."""
+    """Return each text's ids after the end token, which is also what begins a document.
+
+    Raises CheckpointError where a figure would not compare: without an end token, where ids do not hold the whole
+    text, and where they are more than the model has positions.
+    """
     tokenizer = loaded.tokenizer
+    if loaded.kind == "speech" or getattr(tokenizer, "eos_token_id", None) is None:
+        raise CheckpointError(
+            f"checkpoint: {loaded.path!r} has no language model and tokenizer with an end token"
+        )
     encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    for text, ids in zip(texts, encoded, strict=True):
+        if "".join(tokenizer.decode(ids).split()) != "".join(text.split()):
+            raise CheckpointError(f"checkpoint: the tokenizer of {loaded.path!r} loses part of the text")
+    room = getattr(loaded.model.config, "max_position_embeddings", None)
+    longest = 1 + max(map(len, encoded))
+    if room and longest > room:
+        raise CheckpointError(
+            f"checkpoint: {loaded.path!r} has {room} positions, and a passage takes {longest}; take fewer --characters"
+        )
     return [torch.tensor([tokenizer.eos_token_id, *ids]) for ids in encoded]
 
 
@@ -67,6 +90,17 @@ def main() -> None:
     parser.add_argument("--characters", type=int, default=256)
     parser.add_argument("--samples", type=int, default=64)
     options = parser.parse_args()
+    for name, least in (("passages", 1), ("characters", 1), ("samples", 2 * BATCH)):
+        if getattr(options, name) < least:
+            parser.error(f"--{name} must be at least {least} (got {getattr(options, name)})")
+    try:
+        table(options)
+    except SSDError as error:
+        parser.exit(1, f"{error}\n")
+
+
+def table(options: argparse.Namespace) -> None:
+    """Print the table; raises SSDError for a checkpoint that cannot be compared."""
     texts = passages(options.passages, options.characters)
     print("| checkpoint | estimator | bits/char | ± | ppl/token | tokens |\n|---|---|---|---|---|---|")
     for where in options.checkpoints:

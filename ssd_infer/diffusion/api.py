@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -61,16 +62,16 @@ def generate(
     module = model.model if isinstance(model, Loaded) else model
     denoiser = Denoiser.of(module)
     prompts = prompt_rows(input_ids, attention_mask)
-    settings = sampler if isinstance(sampler, SamplerSettings) else SamplerSettings.of(module.config, sampler)
+    settings = SamplerSettings.of(module.config, sampler)
     sampling = SamplingParams(do_sample, temperature, top_k, top_p)
-    _check(prompts, max_new_tokens, draft, draft_params, sampling, stop_sequences)
+    _check(prompts, max_new_tokens, draft, draft_params, sampling, stop_sequences, seed)
     check_vocabulary(prompts, denoiser.vocab_size)
     stop = StopRule.of(eos_of(module, eos_token_id), None)
-    chosen = int(torch.randint(2**62, ()).item()) if seed is None else seed
+    chosen = int(torch.randint(2**62, ()).item()) if seed is None else int(seed)
     canvases = lay_out(denoiser, settings, prompts, max_new_tokens, stop.eos, chosen)
     with evaluating(module):
         reader = Reader(denoiser, settings, sampling)
-        settled = resolve(module, draft, draft_params, settings, sampling, prompts)
+        settled = resolve(module, draft, draft_params, settings, sampling, prompts, max_new_tokens)
         run = start(denoiser, settings, canvases, reader, settled.drafter)
         sequences = decode(run, emitter(streamer, prompts))
     if streamer is not None and hasattr(streamer, "end"):
@@ -204,11 +205,14 @@ def _check(
     params: Mapping[str, Any] | None,
     sampling: SamplingParams,
     stop_sequences: Sequence[Sequence[int]] | None,
+    seed: Any,
 ) -> None:
     problems = call_problems(prompts, max_new_tokens, draft, params, sampling)
     if stop_sequences:
         rule = "are not supported by diffusion decoding, which reveals tokens out of order"
         problems.append(Problem("stop_sequences", rule, len(stop_sequences), "cut the output afterwards"))
+    if seed is not None and not isinstance(seed, Integral):
+        problems.append(Problem("seed", "must be an integer, or None for a new one", seed))
     if problems:
         raise ConfigError(problems)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,17 @@ AUTOMATIC = ("ssd_chain", "ssd_tree", "spiffy")
 """Drafters that `drafter=auto` chooses from; ties go to the first."""
 WORTH = 1.02
 """A draft predicted to gain less than this is not made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What of a call the best draft depends on."""
+
+    settings: SamplerSettings
+    sampling: SamplingParams
+    max_new_tokens: int
+    batch: int
+    """Rows decoded together."""
 
 
 @dataclass(slots=True)
@@ -94,23 +106,21 @@ def settle(
     name: str,
     gamma: int | str,
     options: Mapping[str, Any],
-    settings: SamplerSettings,
-    sampling: SamplingParams,
+    call: Call,
     prompts: Sequence[Sequence[int]],
-    batch: int,
 ) -> Draft:
     """Return the settled draft: the γ, and for `spiffy` the graph, with the best predicted speedup on `prompts`."""
     from ssd_infer.diffusion.strategy import Draft, made
 
-    profile = recall(model, settings, sampling, prompts, batch)
+    profile = recall(model, call, prompts)
     if name == "auto":
-        drafts = [settle(model, one, gamma, {}, settings, sampling, prompts, batch) for one in AUTOMATIC]
+        drafts = [settle(model, one, gamma, {}, call, prompts) for one in AUTOMATIC]
         return max(drafts, key=lambda draft: draft.predicted_speedup or 0.0)
     most = min(MOST_STATES, max((left for _, left in profile.paths), default=1)) or 1
     if name == "coarse_draft":
         return made(name, most if gamma == "auto" else int(gamma), options)
     choices = range(1, most + 1) if gamma == "auto" else [int(gamma)]
-    swaps = settings.needs_scores
+    swaps = call.settings.needs_scores
     best = max(
         (
             (profile.speedup(graph_of(name, count, options, profile, swaps), count), count)
@@ -145,19 +155,35 @@ def graph_of(name: str, gamma: int, options: Mapping[str, Any], profile: Profile
 _PROFILES: weakref.WeakKeyDictionary[nn.Module, dict[Any, Profile]] = weakref.WeakKeyDictionary()
 
 
-def recall(
-    model: nn.Module,
-    settings: SamplerSettings,
-    sampling: SamplingParams,
-    prompts: Sequence[Sequence[int]],
-    batch: int,
-) -> Profile:
-    """Return the profile of a model under these settings and batch size, made once."""
+def recall(model: nn.Module, call: Call, prompts: Sequence[Sequence[int]]) -> Profile:
+    """Return the profile of a model under the settings and the batch size of `call`, made once."""
     known = _PROFILES.setdefault(model, {})
-    key = (settings, sampling, batch)
+    settings, tokens = practice(Denoiser.of(model), call)
+    key = (settings, call.sampling, tokens, call.batch)
     if key not in known:
-        known[key] = observe(model, settings, sampling, prompts[:PROMPTS], batch)
+        known[key] = observe(model, settings, call.sampling, prompts[:PROMPTS], tokens, call.batch)
     return known[key]
+
+
+def practice(denoiser: Denoiser, call: Call) -> tuple[SamplerSettings, int]:
+    """Return sampler and output length to calibrate with: some tokens, which leave the prompts half the model's room.
+
+    Blocks are those of `call` where it has any, and take as many steps as they do there.
+    """
+    from ssd_infer.diffusion import api
+
+    settings = call.settings
+    room = getattr(denoiser.config, "max_position_embeddings", None)
+    tokens = min(TOKENS, max(1, room // 2)) if room else TOKENS
+    width = api.block_width(denoiser, settings, tokens)
+    if not denoiser.block_causal:
+        tokens = max(width, tokens - tokens % width)
+    if settings.steps is None or settings.rule != "schedule":
+        return settings, tokens
+    real = api.block_width(denoiser, settings, call.max_new_tokens)
+    share = settings.steps // -(-call.max_new_tokens // real) / real
+    steps = max(1, round(share * width)) * -(-tokens // width)
+    return dataclasses.replace(settings, steps=steps), tokens
 
 
 def observe(
@@ -165,6 +191,7 @@ def observe(
     settings: SamplerSettings,
     sampling: SamplingParams,
     prompts: Sequence[Sequence[int]],
+    tokens: int,
     batch: int,
 ) -> Profile:
     """Decode `prompts` stepwise, note what drafts would have foreseen, and time calls of r states for `batch` rows."""
@@ -174,8 +201,7 @@ def observe(
 
     denoiser = Denoiser.of(model)
     reader = Reader(denoiser, settings, sampling)
-    width = api.block_width(denoiser, settings, TOKENS)
-    tokens = -(-TOKENS // width) * width
+    width = api.block_width(denoiser, settings, tokens)
     room = getattr(model.config, "max_position_embeddings", None)
     usable = [list(prompt) for prompt in prompts if not room or len(prompt) + tokens <= room]
     usable = usable or [list(prompts[0])[-max(1, (room or 2 * tokens) - tokens) :]]

@@ -65,7 +65,9 @@ def settled(
     """Return the contender of a draft, its `auto` settled on calibration prompts, and its predicted speedup."""
     how = SamplingParams(not sampling.greedy, sampling.temperature or 1.0, sampling.top_k, sampling.top_p)
     batch = bench.settings.batch_size
-    draft = resolve(bench.model, NAME, params, sampler, how, bench.calibration, batch)
+    draft = resolve(
+        bench.model, NAME, params, sampler, how, bench.calibration, bench.settings.max_new_tokens, batch
+    )
     plain = draft.drafter is None
     contender = Contender(
         name,

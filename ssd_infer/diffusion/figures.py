@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from ssd_infer.diffusion.calibrate import recall
+from ssd_infer.diffusion.calibrate import Call, recall
 from ssd_infer.diffusion.costs import predicted_speedup
 from ssd_infer.diffusion.settings import SamplerSettings
 from ssd_infer.engine.sampling import SamplingParams
@@ -41,7 +41,8 @@ def figures(
         "claim": claim(stats[-1].report),
     }
     if contender.kind == "strategy":
-        profile = recall(bench.model, sampler, sampling, bench.calibration, bench.settings.batch_size)
+        call = Call(sampler, sampling, bench.settings.max_new_tokens, bench.settings.batch_size)
+        profile = recall(bench.model, call, bench.calibration)
         gamma = int(contender.params.get("gamma", 1))
         chain = profile.acceptance(gamma)
         more["calls"] = {"curve": profile.costs.curve(), "batch": profile.costs.batch}

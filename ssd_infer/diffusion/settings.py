@@ -48,8 +48,15 @@ class SamplerSettings:
     """float32 cuts Gumbel noise near 16.6, which lowers the effective temperature (2409.02908): flagged."""
 
     @classmethod
-    def of(cls, config: Any, given: Mapping[str, Any] | None = None) -> SamplerSettings:
-        """Return the settings saved with a model's `config`, overridden by `given`; ConfigError names wrong fields."""
+    def of(cls, config: Any, given: Mapping[str, Any] | SamplerSettings | None = None) -> SamplerSettings:
+        """Return the settings saved with a model's `config`, overridden by `given`; ConfigError names wrong fields.
+
+        Complete settings are taken as they are, once they have been checked.
+        """
+        if isinstance(given, SamplerSettings):
+            given = dataclasses.asdict(given)
+        if not isinstance(given, Mapping | None):
+            raise ConfigError([Problem("sampler", "must map field names to values", given)])
         saved = getattr(config, "sampler", None)
         order = getattr(config, "order", None)
         values = {**({"order": order} if order else {}), **(saved or {}), **(given or {})}
@@ -73,9 +80,9 @@ class SamplerSettings:
         ]
         for key in ("steps", "block_length"):
             value = getattr(self, key)
-            if value is not None and (not isinstance(value, int) or value < 1):
+            if value is not None and (not _is_number(value, int) or value < 1):
                 found.append(Problem(f"sampler.{key}", "must be an integer >= 1, or null", value))
-        if not 0 < self.threshold < 1:
+        if not _is_number(self.threshold, int | float) or not 0 < self.threshold < 1:
             found.append(Problem("sampler.threshold", "must lie between 0 and 1", self.threshold, "try 0.9"))
         return found
 
@@ -101,3 +108,8 @@ class SamplerSettings:
     def described(self, cache: str, width: int) -> dict[str, Any]:
         """Return every field as JSON-ready data, with the cache and the block length really used."""
         return dataclasses.asdict(self) | {"cache": cache, "block_length": width}
+
+
+def _is_number(value: Any, kind: Any) -> bool:
+    """Tell whether `value` is a number of this kind; true and false are none."""
+    return isinstance(value, kind) and not isinstance(value, bool)

@@ -63,7 +63,7 @@ class Stepper:
         """Return S, the steps a full block takes."""
         if self.settings.steps is None:
             return canvas.width
-        blocks = max(1, (canvas.end - canvas.origin) // canvas.width)
+        blocks = -(-(canvas.limit - len(canvas.prompt)) // canvas.width)  # as if no prompt ended inside one
         return max(1, self.settings.steps // blocks)
 
     def _picks(self, canvas: Canvas, state: State, reading: Reading, skip: int) -> tuple[list[int], int]:

@@ -42,6 +42,7 @@ def resolve(
     settings: SamplerSettings,
     sampling: SamplingParams,
     prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
     batch: int | None = None,
 ) -> Draft:
     """Check `draft` and its parameters and settle every `auto` on `prompts`; ConfigError with all problems.
@@ -61,9 +62,10 @@ def resolve(
         return made(name, gamma, found)
     if name == "spiffy" and gamma != "auto" and "graph" in found:
         return made(name, gamma, found)
-    from ssd_infer.diffusion.calibrate import settle
+    from ssd_infer.diffusion.calibrate import Call, settle
 
-    return settle(model, name, gamma, found, settings, sampling, prompts, batch or len(prompts))
+    call = Call(settings, sampling, max_new_tokens, batch or len(prompts))
+    return settle(model, name, gamma, found, call, prompts)
 
 
 def made(
@@ -76,6 +78,8 @@ def made(
 
 def check(params: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return `draft_params` without fields left `auto`; raises ConfigError with every violated rule."""
+    if not isinstance(params or {}, Mapping):
+        raise ConfigError([Problem("draft_params", "must map names to values", params, "try {'gamma': 3}")])
     given = dict(params or {})
     name = given.get("drafter", "auto")
     problems = []
@@ -91,6 +95,11 @@ def check(params: Mapping[str, Any] | None) -> dict[str, Any]:
             low = 1 if key == "gamma" else 2
             rule = f"must be an integer >= {low}, or auto"
             problems.append(Problem(f"draft_params.{key}", rule, value, "try 3"))
+    if "graph" in given and not _is_graph(given["graph"]):
+        rule = "must be a list of paths, each a list of choices [a, t] with integers a >= 0 and t of 0 or 1"
+        problems.append(
+            Problem("draft_params.graph", rule, given["graph"], "try [[[0, 0]], [[0, 0], [1, 0]]]")
+        )
     if problems:
         raise ConfigError(problems)
     return {key: value for key, value in given.items() if value != "auto" or key in ("gamma", "drafter")}
@@ -100,3 +109,23 @@ def _counts(value: Any, key: str) -> bool:
     """Tell whether `value` is an integer that parameter `key` takes; one draft step or one branch drafts nothing."""
     low = 1 if key == "gamma" else 2
     return isinstance(value, int) and not isinstance(value, bool) and value >= low
+
+
+def _is_graph(value: Any) -> bool:
+    """Tell whether `value` holds paths of choices that a reading can answer; None and no paths mean a chain."""
+    if value is None or value == "auto":
+        return True
+    return _is_list(value) and all(
+        _is_list(path) and all(_is_choice(choice) for choice in path) for path in value
+    )
+
+
+def _is_choice(value: Any) -> bool:
+    """Tell whether `value` is a pair: how many positions to skip, and the best token or the second best."""
+    if not _is_list(value) or len(value) != 2 or not all(type(part) is int for part in value):
+        return False
+    return bool(value[0] >= 0 and value[1] in (0, 1))
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple)

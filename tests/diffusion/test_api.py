@@ -10,9 +10,10 @@ import torch
 
 import ssd_infer
 from ssd_infer.diffusion.api import generate
+from ssd_infer.diffusion.settings import SamplerSettings
 from ssd_infer.errors import ConfigError
 from tests.conftest import build_model
-from tests.diffusion.support import BIDIRECTIONAL, MASK, build, prompts
+from tests.diffusion.support import BIDIRECTIONAL, BLOCK_CAUSAL, MASK, build, prompts
 
 
 def test_a_saved_checkpoint_decodes_like_the_model_it_was(tmp_path: Path) -> None:
@@ -36,6 +37,43 @@ def test_auto_settles_every_parameter_and_says_so() -> None:
         assert out.sequences == expected.sequences
         assert out.draft is None or isinstance(out.draft_params["gamma"], int)
         assert out.draft is not None or "no length of draft" in out.note
+
+
+@pytest.mark.parametrize(
+    ("objective", "block", "tokens", "sampler"),
+    [
+        (BLOCK_CAUSAL, 8, 16, {"steps": 6}),
+        (BIDIRECTIONAL, 0, 12, {"steps": 6, "block_length": 4}),
+        (BIDIRECTIONAL, 0, 12, {"steps": 5}),
+    ],
+)
+def test_auto_calibrates_whatever_number_of_steps_the_call_takes(
+    objective: str, block: int, tokens: int, sampler: dict[str, Any]
+) -> None:
+    model, rows = build(0, objective, block), prompts((3, 11))
+    expected = ssd_infer.generate(model, rows, max_new_tokens=tokens, sampler=sampler)
+    found = ssd_infer.generate(model, rows, draft="fewer_steps", max_new_tokens=tokens, sampler=sampler)
+    assert found.sequences == expected.sequences
+
+
+@pytest.mark.parametrize(("objective", "block"), [(BLOCK_CAUSAL, 8), (BIDIRECTIONAL, 0)])
+@pytest.mark.parametrize(("room", "length", "tokens"), [(64, 3, 16), (32, 31, 1), (16, 8, 8)])
+def test_auto_calibrates_within_the_positions_of_a_short_model(
+    objective: str, block: int, room: int, length: int, tokens: int
+) -> None:
+    model, rows = build(0, objective, block), prompts((length,))
+    model.config.backbone_config.max_position_embeddings = room
+    expected = ssd_infer.generate(model, rows, max_new_tokens=tokens)
+    found = ssd_infer.generate(model, rows, draft="fewer_steps", max_new_tokens=tokens)
+    assert found.sequences == expected.sequences
+
+
+def test_as_many_steps_as_tokens_is_one_token_a_step_wherever_the_prompt_ends() -> None:
+    model, rows = build(0, block=8), prompts((11,))
+    expected = ssd_infer.generate(model, rows, max_new_tokens=16)
+    found = ssd_infer.generate(model, rows, max_new_tokens=16, sampler={"steps": 16})
+    assert found.sequences == expected.sequences
+    assert found.stats.report["nfe"] == expected.stats.report["nfe"]
 
 
 def test_statistics_follow_the_definitions() -> None:
@@ -97,6 +135,20 @@ def test_lossy_samplers_are_named() -> None:
         ({"sampler": {"cache": "exact"}}, "sampler.cache: needs a model trained in blocks"),
         ({"sampler": {"order": "middle"}}, "sampler.order: must be one of"),
         ({"sampler": {"stepz": 3}}, "sampler.stepz: is no field"),
+        ({"sampler": {"threshold": "high"}}, "sampler.threshold: must lie between 0 and 1"),
+        ({"sampler": {"steps": True}}, "sampler.steps: must be an integer >= 1"),
+        ({"sampler": "confidence"}, "sampler: must map field names to values"),
+        ({"sampler": SamplerSettings(order="middle")}, "sampler.order: must be one of"),  # type: ignore[arg-type]
+        ({"seed": 1.5}, "seed: must be an integer"),
+        ({"draft": "fewer_steps", "draft_params": ["gamma"]}, "draft_params: must map names to values"),
+        (
+            {"draft": "fewer_steps", "draft_params": {"drafter": "spiffy", "gamma": 2, "graph": [[["x"]]]}},
+            "draft_params.graph: must be a list of paths",
+        ),
+        (
+            {"draft": "fewer_steps", "draft_params": {"drafter": "spiffy", "gamma": 2, "graph": [[[0, 2]]]}},
+            "draft_params.graph: must be a list of paths",
+        ),
         ({"sampler": {"threshold": 1.5, "rule": "threshold"}}, "sampler.threshold: must lie between 0 and 1"),
         ({"max_new_tokens": 0}, "max_new_tokens: must be an integer >= 1"),
         ({"max_new_tokens": 200}, "max_new_tokens: must leave prompt and output within the model's 128"),
