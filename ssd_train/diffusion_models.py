@@ -30,6 +30,7 @@ def check(cfg: Root, recipe: DiffusionConfig) -> None:
     config = models.model_config(cfg.model)
     if isinstance(config, MDMConfig):
         _check_denoiser(config, recipe)
+        _check_positions(cfg, config)
         return
     if config.model_type not in BACKBONES:
         raise UnsupportedModelError(
@@ -40,6 +41,11 @@ def check(cfg: Root, recipe: DiffusionConfig) -> None:
         rule = f"is a causal {config.model_type} checkpoint, whose position i predicts token i+1"
         remedy = "set recipe.logit_shift=true to start a diffusion model from it"
         raise ConfigError([Problem("model.name", rule, cfg.model.name, remedy)])
+    _check_positions(cfg, config)
+
+
+def _check_positions(cfg: Root, config: PretrainedConfig) -> None:
+    """Raise ConfigError where a sample is longer than the model."""
     if cfg.data.block_size > config.max_position_embeddings:
         limit = config.max_position_embeddings
         rule = f"must not exceed the model's {limit} positions"
@@ -109,7 +115,7 @@ def build(cfg: Root, recipe: DiffusionConfig, tokenizer: Tokenizer) -> PreTraine
         return model
     assert isinstance(cfg.model, HFModelConfig)
     if isinstance(inner, MDMConfig):
-        return _further(cfg.model, recipe)
+        return _further(cfg.model, recipe, tokenizer)
     return _from_causal(cfg.model, recipe, tokenizer)
 
 
@@ -143,8 +149,12 @@ def _check_room(config: PretrainedConfig, tokenizer: Tokenizer) -> None:
         )
 
 
-def _further(source: HFModelConfig, recipe: DiffusionConfig) -> PreTrainedModel:
-    """Return a denoiser to be trained further, under the objective of `recipe`."""
+def _further(source: HFModelConfig, recipe: DiffusionConfig, tokenizer: Tokenizer) -> PreTrainedModel:
+    """Return a denoiser to be trained further, under the objective of `recipe`; ConfigError for another mask token."""
+    known = models.hf_config(source).mask_token_id
+    if tokenizer.mask_token_id != known:
+        rule = f"must be the checkpoint's own mask token, which has id {known}"
+        raise ConfigError([Problem("recipe.mask_token", rule, tokenizer.mask_token, "leave it out")])
     model = models.pretrained(source, "float32", AutoModelForMaskedLM)
     for name, value in _described(recipe).items():
         setattr(model.config, name, value)

@@ -21,6 +21,7 @@ from transformers.utils import logging
 
 from ssd_infer.errors import CheckpointError, ConfigError, DataError, Problem, UnsupportedModelError
 from ssd_infer.experts.layout import FAMILIES as ROUTED
+from ssd_infer.kinds import kind_of
 from ssd_infer.loading import check_loading_info
 from ssd_train.config.schema import (
     HFModelConfig,
@@ -144,6 +145,11 @@ def check(cfg: Root) -> PretrainedConfig:
     Raises `UnsupportedModelError` for an architecture layers cannot be skipped in, `ConfigError` for exits outside it.
     """
     config = model_config(cfg.model)
+    if kind_of(config) == "diffusion":
+        raise UnsupportedModelError(
+            f"recipe {cfg.recipe_name}: a masked-diffusion checkpoint is no autoregressive model "
+            f"(got model.name={getattr(cfg.model, 'name', None)!r}); train it further with +recipe=diffusion"
+        )
     if isinstance(cfg.recipe, MoeConfig):
         _check_routed(config, cfg.recipe)
     if not isinstance(cfg.recipe, LayerSkipConfig):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ssd_infer.errors import DataError
 from ssd_infer.models.masked_diffusion import BLOCK_OBJECTIVES
 from ssd_train import diffusion_models
 from ssd_train.config.schema import DiffusionConfig, Root
@@ -62,8 +64,12 @@ class DiffusionRecipe(Recipe):
         return diffusion_models.build(cfg, self.config, data.processor)
 
     def collator(self, data: TrainingData) -> Collator:
-        """Return the stack of equal blocks; `llada` cuts one sample in a hundred to a random length."""
-        return _cut_some if self.config.objective == "llada" else stack
+        """Return the stack of equal blocks; `llada` cuts one sample in a hundred to a random length.
+
+        It raises DataError for a text that holds the mask token, which no model could learn to predict.
+        """
+        make = _cut_some if self.config.objective == "llada" else stack
+        return partial(_without_mask_token, make, data.processor)
 
     def prepare(self, model: nn.Module) -> None:
         """Find the head; raises UnsupportedModelError if there is none."""
@@ -98,9 +104,11 @@ class DiffusionRecipe(Recipe):
         clean, learned = inputs["input_ids"], supervised(inputs).clone()
         learned[:, 0] = False
         states = self.canvas.causal_states(model, clean, padding(inputs))
-        nll = self._nll(states, learned, clean).sum()
-        denom = self.denominator(inputs)
-        return StepOutput(nll, denom, loss_terms={"causal_loss": (nll.detach(), learned.sum())})
+        nll = self._nll(states, learned, clean)
+        term = nll.detach().sum(), learned.sum()
+        if self.config.objective == "llada_sft":  # divided by examples, so each example adds its mean
+            nll = nll / learned.sum(1, keepdim=True).expand_as(learned)[learned]
+        return StepOutput(nll.sum(), self.denominator(inputs), loss_terms={"causal_loss": term})
 
     def ema_decay(self) -> float:
         """Return the decay of the weight average."""
@@ -205,6 +213,22 @@ def _for_bound(config: DiffusionConfig) -> DiffusionConfig:
     if config.objective != "bd3lm":
         return config
     return replace(config, left_to_right=0.0, rate_low=config.eps, rate_high=1.0)
+
+
+def _without_mask_token(
+    make: Collator, tokenizer: Any, samples: list[Mapping[str, Any]]
+) -> dict[str, Tensor]:
+    """Return `make(samples)`; raise DataError where the text itself holds the mask token."""
+    batch = make(samples)
+    rows = (batch["input_ids"] == tokenizer.mask_token_id).any(1).nonzero()[:, 0].tolist()
+    if rows:
+        text = tokenizer.decode(batch["input_ids"][rows[0]])
+        place = max(0, text.find(tokenizer.mask_token) - 30)
+        raise DataError(
+            f"recipe.mask_token: must not occur in the text (got {tokenizer.mask_token!r} in "
+            f"{text[place : place + 80]!r}); name a reserved token, or take it out of the text"
+        )
+    return batch
 
 
 def _cut_some(samples: list[Mapping[str, Any]], share: float = 0.01) -> dict[str, Tensor]:

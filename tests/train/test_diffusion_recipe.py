@@ -17,7 +17,7 @@ from ssd_infer.diffusion.likelihood import denoiser_of, left_to_right_of_sequenc
 from ssd_infer.errors import ConfigError, DataError, UnsupportedModelError
 from ssd_infer.models.masked_diffusion import MDMConfig, block_causal
 from ssd_train import checkpoints, recipes, run
-from ssd_train.config.schema import DiffusionConfig, HFModelConfig, ScratchModelConfig
+from ssd_train.config.schema import DiffusionConfig, HFModelConfig, PlainConfig, ScratchModelConfig
 from ssd_train.recipes import StepContext
 from ssd_train.recipes.diffusion import DiffusionRecipe, _cut_some
 from tests.train.diffusion_support import MASK, OBJECTIVES, diffusion_root, tiny_denoiser
@@ -287,6 +287,43 @@ def test_what_cannot_be_trained_so_is_refused_in_one_sentence(tmp_path: Path) ->
     ):
         run.train(named)
     assert not (cfg.run_dir / "checkpoints").exists()
+
+
+def test_a_checkpoint_trained_further_keeps_its_mask_token_and_its_positions(tmp_path: Path) -> None:
+    config = OBJECTIVES["bd3lm"]
+    done = run.train(diffusion_root(tmp_path, config, max_steps=1)) / "checkpoints" / "step-1"
+    cfg = replace(diffusion_root(tmp_path, config, max_steps=1), model=HFModelConfig(name=str(done)))
+    cfg = replace(cfg, run_name="further")
+    assert (run.train(cfg) / "checkpoints" / "step-1").exists()
+    other = replace(cfg, run_name="other", recipe=replace(config, mask_token="a"))
+    with pytest.raises(ConfigError, match=r"recipe\.mask_token: must be the checkpoint's own mask token"):
+        run.train(other)
+    with pytest.raises(ConfigError, match=r"data\.block_size: must not exceed the model's 64 positions"):
+        run.train(replace(cfg, run_name="long", data=replace(cfg.data, block_size=128)))
+    with pytest.raises(UnsupportedModelError, match="recipe plain: a masked-diffusion checkpoint is no auto"):
+        run.train(replace(cfg, run_name="causal", recipe_name="plain", recipe=PlainConfig()))
+    text = tmp_path / "marked.txt"
+    text.write_text("alpha <|mask|> beta gamma " * 900)
+    marked = replace(cfg, run_name="marked", data=replace(cfg.data, path=str(text)))
+    with pytest.raises(DataError, match=r"recipe\.mask_token: must not occur in the text.*<\|mask\|> beta"):
+        run.train(marked)
+
+
+def test_a_causal_beginning_on_answers_counts_every_example_once() -> None:
+    config = replace(OBJECTIVES["llada_sft"], logit_shift=True, causal_share=0.5)
+    recipe, model = recipes.build(config), tiny_denoiser(config)
+    recipe.prepare(model)
+    inputs = batch("llada_sft")
+    loss = recipe.step(model, inputs, StepContext(0, 10)).loss_sum
+    mask = torch.ones(12, 12, dtype=torch.bool).tril()[None, None] & (
+        inputs["attention_mask"].bool()[:, None, None] | torch.eye(12, dtype=torch.bool)
+    )
+    with torch.no_grad():
+        logp = model(inputs["input_ids"], attention_mask=mask).logits.log_softmax(-1)
+    nll = -logp.gather(-1, inputs["input_ids"][..., None])[..., 0]
+    learned = inputs["labels"] != -100
+    expected = sum(float(row[here].mean()) for row, here in zip(nll, learned, strict=True) if here.any())
+    assert float(loss) == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_vocabulary_without_room_for_a_mask_token_is_refused(tmp_path: Path) -> None:
