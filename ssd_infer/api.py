@@ -101,13 +101,13 @@ def generate(
     target = Target.of(module)
     check_vocabulary(prompts, target.vocab_size)
     strategy = None if draft is None else drafts.get(draft)
-    resolved = (
-        Resolved(None) if strategy is None else strategy.settle(target, draft_params, prompts, do_sample)
-    )
-    if resolved.params is None:
-        strategy = None
     stop = StopRule.of(eos_of(module, eos_token_id), stop_sequences)
     with evaluating(module):
+        resolved = (
+            Resolved(None) if strategy is None else strategy.settle(target, draft_params, prompts, do_sample)
+        )
+        if resolved.params is None:
+            strategy = None
         chooser = Sampler(sampling, target.device, seed)
         emit = emitter(streamer, prompts)
         sequences, stats = decode(

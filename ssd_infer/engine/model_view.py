@@ -68,10 +68,11 @@ def cache_keyword(forward: Callable[..., Any]) -> str:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Hold `model` in evaluation mode, and put it back as it was."""
-    was_training = model.training
+    """Hold `model` in evaluation mode, and put every module of it back as it was."""
+    training = [module for module in model.modules() if module.training]
     model.eval()
     try:
         yield
     finally:
-        model.train(was_training)
+        for module in training:
+            module.training = True

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
 import ssd_infer
+from ssd_infer.drafts.base import Resolved
 from ssd_infer.drafts.early_exit_del import EarlyExitDel
 from ssd_infer.drafts.skip_set import SkipSetDrafter
 from ssd_infer.drafts.stepwise import Stepwise
@@ -101,6 +103,29 @@ def test_an_exception_inside_a_draft_leaves_the_model_as_it_was(
     assert after == hooks
     assert model.training is training
     assert facts(decode(model, rows, draft)) == expected
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_model_in_training_is_searched_in_evaluation_mode_and_put_back(
+    tiny_model: ModelFactory, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """Dropout and checkpointing of a model in training touch no search; a part that was frozen stays so."""
+    model = tiny_model(layers=5).train()
+    model.model.layers[2].eval()
+    before = [module.training for module in model.modules()]
+    seen: list[bool] = []
+
+    def resolve(_target: Any, params: Any, *_: Any) -> Resolved:
+        seen.append(any(module.training for module in model.modules()))
+        if fails:
+            raise RuntimeError("searching broke")
+        return Resolved(None)
+
+    monkeypatch.setattr(SkipSetDrafter, "resolve", resolve)
+    with pytest.raises(RuntimeError, match="searching broke") if fails else nullcontext():
+        ssd_infer.generate(model, prompts(1, 97), draft="skip_set", max_new_tokens=4)
+    assert seen == [False]
+    assert [module.training for module in model.modules()] == before
 
 
 @pytest.mark.parametrize("draft", WAYS)
