@@ -35,6 +35,8 @@ HELD_AFTER, PROMISING = 2, 1.5
 for a better one go on at its full share."""
 WINDOWS = (32, 24, 16, 8)
 """Lengths of the context."""
+FORESEEN = 512
+"""Tokens still to come that searching may count on: a stream may end long before its limit."""
 
 
 @dataclass(slots=True)
@@ -70,7 +72,7 @@ class SwiftParams(DraftParams):
         names = ("gamma", "interval", "bayes_every", "tolerance", "max_trials")
         found = [problem for name in names for problem in at_least(name, getattr(self, name), 1)]
         found += at_least("window", self.window, WINDOWS[-1])
-        if self.worth < 1:
+        if not self.worth >= 1:
             found.append(Problem("draft_params.worth", "must be >= 1", self.worth, "try 1.1"))
         for name in ("ratio", "confidence", "max_score", "share", "fruitless"):
             value = getattr(self, name)
@@ -121,7 +123,7 @@ class Swift(ViewDraft):
 
     def observe(self, feedback: Feedback) -> None:
         """Update the running gain; switch off a losing set, search anew when acceptance fell."""
-        if self.gain is None or self.episode is None or self.episode.best is None:
+        if self.gain is None:
             return
         rows = len(feedback.accepted)
         accepted, drafted = sum(feedback.accepted) / rows, sum(feedback.counts) / rows
@@ -141,9 +143,7 @@ class Swift(ViewDraft):
     @property
     def speedup(self) -> float:
         """What recent rounds and measured costs say drafting gives; 1 while nothing is drafted."""
-        if self.gain is None or self.episode is None or self.episode.best is None:
-            return 1.0
-        return self.gain.speedup(self.costs, self.episode.best)
+        return 1.0 if self.gain is None else self.gain.speedup(self.costs, self.skips)
 
     def _open(self) -> None:
         """Start a search on the last W committed tokens, if there are enough and time for it."""
@@ -152,15 +152,14 @@ class Swift(ViewDraft):
         if not width:
             self._wait = self._rounds + WINDOWS[-1]
             return
-        before = None if self.episode is None else self.episode.best
         with self._budget.spend():
             material, states = look_back(session, width)
             ratios = RATIOS if isinstance(params.ratio, str) else (params.ratio,)
             seed = params.seed + self._counts["episodes"]
             proposer = Proposer(session.target.num_layers, ratios, params.bayes_every, seed)
             proposer.plant(states)
-        if before is not None:
-            proposer.seeds.insert(0, before)
+        if self.gain is not None:
+            proposer.seeds.insert(0, self.skips)
         rules = StopRules(params.max_score, params.tolerance, params.max_trials)
         gammas = (*(g for g in GAMMAS if g < params.gamma), params.gamma)
         thresholds = THRESHOLDS if isinstance(params.confidence, str) else (params.confidence,)
@@ -215,7 +214,8 @@ class Swift(ViewDraft):
         held = self._learned >= HELD_AFTER and self.speedup >= 1.0
         fruitful = self.gain is not None and (held or self.speedup >= PROMISING)
         share = self.params.share if fruitful else min(self.params.share, self.params.fruitless)
-        left = self.costs.whole.plain * max(row.remaining for row in self.session.rows)
+        ahead = min(FORESEEN, max(row.remaining for row in self.session.rows))
+        left = self.costs.whole.plain * ahead
         return self._budget.affords(seconds, share, left)
 
     def _pass_seconds(self, width: int) -> float:
@@ -231,7 +231,8 @@ class Swift(ViewDraft):
 
     def report(self) -> dict[str, Any]:
         """Return the set in use, how the search went, and why nothing is drafted if so."""
-        best = SkipSet() if self.episode is None or self.episode.best is None else self.episode.best
+        found = None if self.episode is None else self.episode.best
+        best = self.skips if self.gain is not None else found or SkipSet()
         return {
             **self._counts,
             "search_seconds": self._budget.spent,

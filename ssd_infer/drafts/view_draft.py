@@ -15,11 +15,13 @@ class ViewDraft(Stepwise):
     layers are written again by the verify pass, so no draft key of theirs survives a round.
     """
 
+    skips: SkipSet = SkipSet()
     view: View = ()
     _own: Tensor
 
     def use(self, skips: SkipSet) -> None:
         """Draft with `skips` from now on."""
+        self.skips = skips
         self.view = skip_view(self.session.target, skips)
         self.resume_layer = skips.first(self.session.target.num_layers)
 

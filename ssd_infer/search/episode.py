@@ -58,8 +58,9 @@ class Episode:
         return self.proposer.next(self.best)
 
     def put_back(self, skips: SkipSet) -> None:
-        """Keep a candidate for later."""
+        """Keep a candidate for later, as if it had not been taken."""
         self.proposer.seeds.insert(0, skips)
+        self.proposer.turn -= 1
 
     def score(self, skips: SkipSet) -> bool:
         """Score a candidate; return True when it became the best."""

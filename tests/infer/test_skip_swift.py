@@ -8,11 +8,12 @@ import pytest
 import torch
 
 import ssd_infer
-from ssd_infer.drafts.swift import Swift
+from ssd_infer.drafts.swift import FORESEEN, Swift, _Budget
 from ssd_infer.engine.target import Target
 from ssd_infer.engine.views import SkipSet
 from ssd_infer.search.episode import Episode
 from ssd_infer.search.latency import remember_costs
+from ssd_infer.search.online import AcceptanceDrop
 from ssd_infer.search.outlook import Outlook
 from tests.conftest import FAMILIES, ModelFactory, build_model
 from tests.infer import test_sampling_law as sampling
@@ -144,6 +145,37 @@ def test_a_losing_draft_switches_itself_off(
     assert out.stats.report["switched_off"] >= 1
     assert out.stats.total.rounds > out.stats.total.drafted / 4 + 20  # many rounds drafted nothing
     assert out.sequences == reference(model, rows, 80)
+
+
+def test_a_losing_draft_is_switched_off_even_without_time_to_search_again(
+    tiny_model: ModelFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Acceptance fell, a search was begun, but no candidate can be afforded: the old set is still watched."""
+    monkeypatch.setattr(Episode, "score", _promise_too_much)
+    monkeypatch.setattr(AcceptanceDrop, "learn", lambda *_: True)
+    original = Swift._try
+    monkeypatch.setattr(Swift, "_try", lambda self: self.gain is None and original(self))
+    model, rows = prepare(tiny_model(layers=5), 5), prompts(1, 97)
+    out = swift(model, rows, 60)
+    assert out.stats.report["episodes"] > 1
+    assert out.stats.report["switched_off"] >= 1
+    assert out.sequences == reference(model, rows, 60)
+
+
+def test_searching_does_not_count_on_a_stream_that_may_end_early(
+    tiny_model: ModelFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[float] = []
+
+    def affords(_self: Any, _seconds: float, _share: float, rest: float) -> bool:
+        left.append(rest)
+        return False
+
+    monkeypatch.setattr(_Budget, "affords", affords)
+    model = prepare(tiny_model(layers=5, initializer_range=0.1), 5)
+    swift(model, prompts(1, 97), FORESEEN + 90)
+    assert left[0] == left[1] == FORESEEN * flat_costs(5, 10.0, 10.0, 0.0).whole.plain
+    assert left[-1] < left[0]
 
 
 def test_an_exception_inside_a_search_leaves_the_model_alone(

@@ -92,6 +92,16 @@ def test_every_25th_candidate_is_the_posteriors() -> None:
         proposer.learn(skips, 1.0 - 0.2 * len(chosen - harmless))
 
 
+def test_a_candidate_put_back_does_not_count_as_a_turn() -> None:
+    """However often there is no time, the posterior proposes every `bayes_every`-th scored candidate."""
+    found = episode([0.5] * 9, StopRules(0.95, 99, 99))
+    for turn in range(1, 5):
+        for _ in range(7):
+            found.put_back(found.next())
+        found.score(found.next())
+        assert found.proposer.turn == turn
+
+
 def test_belief_recovers_effects() -> None:
     belief, generator = Belief(6), torch.Generator().manual_seed(0)
     for _ in range(200):
