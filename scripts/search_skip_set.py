@@ -16,6 +16,7 @@ The result goes to CHECKPOINT/ssd_skip_set.json, where draft=skip_set finds it o
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -96,9 +97,20 @@ def parse(arguments: list[str]) -> Options:
         for key in ("trials", "prompts", "prompt_tokens")
         if getattr(options, key) < 1
     ]
+    if not options.seconds > 0:
+        problems.append(Problem("seconds", "must be > 0", options.seconds, "try 60"))
     if problems:
         raise ConfigError(problems)
     return options
+
+
+def check_place(options: Options) -> None:
+    """Raise ConfigError when the result could not be saved beside the checkpoint, before anything is searched."""
+    folder = Path(options.checkpoint)
+    if options.save and not os.access(folder, os.W_OK):
+        reason = "it is read-only" if folder.is_dir() else "it is no folder here"
+        rule = f"cannot put the result beside {options.checkpoint}: {reason}"
+        raise ConfigError([Problem("save", rule, options.save, "save=false only shows the result")])
 
 
 def _read(text: str, kind: type) -> object:
@@ -121,6 +133,7 @@ def run(options: Options) -> list[Found]:
     with torch_threads(options.threads), quiet_libraries(), progress(options) as (say, watch):
         say("loading the checkpoint")
         loaded = ssd_infer.load(options.checkpoint, dtype=options.dtype, device=options.device)
+        check_place(options)
         target = Target.of(loaded.model)
         reason = why_not(target)
         if reason is not None:

@@ -59,7 +59,7 @@ class EarlyExitDelParams(DraftParams):
         if wrong or self.exits == []:
             rule = f"must hold layers from 1 to {target.num_layers - 1}"
             found.append(Problem("draft_params.exits", rule, self.exits))
-        if not isinstance(self.guard, str) and self.guard < 0:
+        if not isinstance(self.guard, str) and not self.guard >= 0:
             found.append(Problem("draft_params.guard", "must be >= 0", self.guard, "try 1"))
         return found
 

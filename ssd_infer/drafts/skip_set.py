@@ -66,7 +66,7 @@ class SkipSetParams(DraftParams):
             value = getattr(self, name)
             if not isinstance(value, str) and not 0 <= value <= 1:
                 found.append(Problem(f"draft_params.{name}", "must be in [0, 1]", value))
-        if not isinstance(self.guard, str) and self.guard < 0:
+        if not isinstance(self.guard, str) and not self.guard >= 0:
             found.append(Problem("draft_params.guard", "must be >= 0", self.guard, "0 never stops"))
         return found
 

@@ -21,7 +21,7 @@ class SkipSetBayesParams(SkipSetParams):
     def problems(self, target: Target) -> list[Problem]:
         """Check a skip set's rules and search_seconds > 0."""
         found = SkipSetParams.problems(self, target)
-        if not isinstance(self.search_seconds, str) and self.search_seconds <= 0:
+        if not isinstance(self.search_seconds, str) and not self.search_seconds > 0:
             found.append(Problem("draft_params.search_seconds", "must be > 0", self.search_seconds, "try 60"))
         return found
 

@@ -22,6 +22,7 @@ from ssd_infer.engine.sampling import Sampler, SamplingParams
 from ssd_infer.engine.session import open_session
 from ssd_infer.engine.stats import Stats
 from ssd_infer.engine.stopping import StopRule
+from ssd_infer.engine.surroundings import surroundings_key
 from ssd_infer.engine.target import Target
 
 if TYPE_CHECKING:
@@ -142,17 +143,18 @@ def _acceptance(final: Tensor, early: Tensor, sampler: Sampler) -> tuple[Tensor,
     return torch.minimum(sampler.probs(final), q).sum(-1).cpu(), q.amax(-1).cpu()
 
 
-_profiles: weakref.WeakKeyDictionary[nn.Module, dict[bool, ExitProfile]] = weakref.WeakKeyDictionary()
+_Key = tuple[bool, tuple[str, ...]]
+_profiles: weakref.WeakKeyDictionary[nn.Module, dict[_Key, ExitProfile]] = weakref.WeakKeyDictionary()
 
 
 def remember(target: Target, found: ExitProfile) -> None:
-    """Let `auto` use `found` for this model from now on."""
-    _profiles.setdefault(target.model, {})[found.do_sample] = found
+    """Let `auto` use `found` for this model from now on, as long as it runs as it does now."""
+    _profiles.setdefault(target.model, {})[found.do_sample, surroundings_key(target)] = found
 
 
 def recall(target: Target, prompts: list[list[int]], do_sample: bool) -> ExitProfile:
-    """Return this model's profile, calibrating on `prompts` the first time."""
-    known = _profiles.get(target.model, {}).get(do_sample)
+    """Return this model's profile, calibrating on `prompts` the first time in these surroundings."""
+    known = _profiles.get(target.model, {}).get((do_sample, surroundings_key(target)))
     if known is None:
         known = profile(target, [row[-_PROMPT_TOKENS:] for row in prompts[:_CALIBRATION_PROMPTS]], do_sample)
         remember(target, known)

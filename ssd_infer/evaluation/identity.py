@@ -15,6 +15,7 @@ import torch
 import transformers
 
 import ssd_infer
+from ssd_infer.engine.surroundings import cpu_name
 from ssd_infer.settings import EvalSettings
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
@@ -80,16 +81,6 @@ def environment(settings: EvalSettings, device: torch.device, dtype: torch.dtype
         "dtype": str(dtype).removeprefix("torch."),
         "seed": settings.seed,
     }
-
-
-def cpu_name() -> str:
-    """Return the processor's name, as exactly as the system tells."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine() or "unknown"
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:

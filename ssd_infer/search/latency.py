@@ -12,6 +12,7 @@ from torch import nn
 from ssd_infer.engine.costs import Costs, measure_costs, quiet_seconds, timed
 from ssd_infer.engine.sampling import Sampler, SamplingParams
 from ssd_infer.engine.session import open_session
+from ssd_infer.engine.surroundings import surroundings_key
 from ssd_infer.engine.target import Target
 from ssd_infer.engine.views import SkipSet, View, skip_view
 
@@ -87,13 +88,13 @@ def measure_sublayers(
     return SublayerCosts(whole, max(1e-9, (attention - none) / layers), max(1e-9, (mlp - none) / layers))
 
 
-_Key = tuple[bool, int]
+_Key = tuple[bool, int, tuple[str, ...]]
 _known: weakref.WeakKeyDictionary[nn.Module, dict[_Key, SublayerCosts]] = weakref.WeakKeyDictionary()
 
 
 def remember_costs(target: Target, costs: SublayerCosts, do_sample: bool = False, batch: int = 1) -> None:
-    """Let searches and drafters of this model use `costs` from now on."""
-    _known.setdefault(target.model, {})[do_sample, batch] = costs
+    """Let searches and drafters of this model use `costs` from now on, as long as it runs as it does now."""
+    _known.setdefault(target.model, {})[do_sample, batch, surroundings_key(target)] = costs
 
 
 def recall_costs(
@@ -101,10 +102,11 @@ def recall_costs(
 ) -> SublayerCosts:
     """Return this model's costs, measuring them the first time they are asked for at this batch size.
 
-    Batch sizes are rounded up to a power of two, 64 at most: costs change slowly with it.
+    Run on another device, in another dtype or with another attention backend, the model is measured again. Batch sizes
+    are rounded up to a power of two, 64 at most: costs change slowly with it.
     """
     batch = min(64, 1 << (batch - 1).bit_length())
-    found = _known.get(target.model, {}).get((do_sample, batch))
+    found = _known.get(target.model, {}).get((do_sample, batch, surroundings_key(target)))
     if found is None:
         found = measure_sublayers(target, context, do_sample, batch)
         remember_costs(target, found, do_sample, batch)

@@ -12,6 +12,7 @@ from ssd_infer.drafts.base import Drafter, DraftParams
 from ssd_infer.engine.loop import decode
 from ssd_infer.engine.sampling import Sampler, SamplingParams
 from ssd_infer.engine.stopping import StopRule
+from ssd_infer.engine.surroundings import surroundings_key
 from ssd_infer.engine.target import Target
 
 SURE = 1.5
@@ -53,16 +54,16 @@ def race(
     return median(ratios)
 
 
-_Key = tuple[str, str, bool]
+_Key = tuple[str, str, bool, tuple[str, ...]]
 _known: weakref.WeakKeyDictionary[nn.Module, dict[_Key, float]] = weakref.WeakKeyDictionary()
 
 
 def measured_speedup(
     target: Target, strategy: type[Drafter], params: DraftParams, prompts: list[list[int]], do_sample: bool
 ) -> float:
-    """Return the race of this model and draft, run the first time it is asked for."""
+    """Return the race of this model and draft, run the first time it is asked for in these surroundings."""
     races = _known.setdefault(target.model, {})
-    key = (strategy.name, repr(params), do_sample)
+    key = (strategy.name, repr(params), do_sample, surroundings_key(target))
     if key not in races:
         races[key] = race(target, strategy, params, prompts, do_sample)
     return races[key]

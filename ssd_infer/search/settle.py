@@ -11,6 +11,7 @@ from torch import nn
 
 from ssd_infer.drafts.base import Resolved
 from ssd_infer.engine.sampling import SamplingParams
+from ssd_infer.engine.surroundings import surroundings_key
 from ssd_infer.engine.target import Target
 from ssd_infer.engine.views import SkipSet, skip_view
 from ssd_infer.search import store
@@ -27,15 +28,18 @@ if TYPE_CHECKING:
 
 SEARCH_SECONDS = 60.0
 """Longest Bayesian search when nobody says otherwise."""
-_Key = tuple[bool, str | None]
+_Key = tuple[bool, str | None, tuple[str, ...]]
 _found: weakref.WeakKeyDictionary[nn.Module, dict[_Key, tuple[Found, str]]] = weakref.WeakKeyDictionary()
 
 
 def remember(
     target: Target, found: Found, do_sample: bool = False, note: str = "", method: str | None = None
 ) -> None:
-    """Let `auto` use `found` for this model from now on; with a `method` only where that method is asked for."""
-    _found.setdefault(target.model, {})[do_sample, method] = (found, note)
+    """Let `auto` use `found` for this model from now on; with a `method` only where that method is asked for.
+
+    Moved to another device, dtype or attention backend, the model is searched anew.
+    """
+    _found.setdefault(target.model, {})[do_sample, method, surroundings_key(target)] = (found, note)
 
 
 def recall(
@@ -49,7 +53,7 @@ def recall(
 
     `method`: `dp`, `bayes` (at most `seconds`), or None for whatever is there, else `dp`.
     """
-    known = _found.get(target.model, {}).get((do_sample, method))
+    known = _found.get(target.model, {}).get((do_sample, method, surroundings_key(target)))
     if known is None:
         found, note = _saved(target, do_sample, method)
         if found is None:

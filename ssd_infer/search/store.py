@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict
+import math
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
 from torch import nn
 
+from ssd_infer.engine.surroundings import surroundings
 from ssd_infer.engine.target import Target
 from ssd_infer.engine.views import SkipSet
 from ssd_infer.search.found import Found
@@ -39,14 +40,9 @@ def fingerprint(model: nn.Module) -> str:
 
 def circumstances(target: Target, do_sample: bool) -> dict[str, str]:
     """Say under what a search result holds."""
-    device = target.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return {
         "weights": fingerprint(target.model),
-        "device": name,
-        "threads": str(torch.get_num_threads()) if device.type == "cpu" else "",
-        "dtype": str(target.dtype).removeprefix("torch."),
-        "attention": str(getattr(target.config, "_attn_implementation", None)),
+        **surroundings(target),
         "transformers": transformers.__version__,
         "choice": "sampling" if do_sample else "greedy",
     }
@@ -62,7 +58,7 @@ def save(folder: Path, target: Target, do_sample: bool, found: Found) -> Path:
     """Write `found` into `folder`, replacing its method's result for the same circumstances; return the file."""
     where = circumstances(target, do_sample)
     same = (where, found.method)
-    others = [entry for entry in _entries(folder) if (entry.get("where"), entry.get("method")) != same]
+    others = [entry for entry in _entries(folder)[0] if (entry["where"], entry["method"]) != same]
     entry = {
         "where": where,
         "skip_attention": sorted(found.skips.attention),
@@ -85,27 +81,68 @@ def load(
 ) -> tuple[Found | None, str]:
     """Return the result that holds here and "", or None and why none does ("" when there is no file).
 
-    Of several methods the fastest by its prediction counts; with a `method` only that method's.
+    Of several methods the fastest by its prediction counts; with a `method` only that method's. Damaged results are
+    passed over, and named when nothing else holds.
     """
-    entries = [entry for entry in _entries(folder) if method in (None, entry.get("method"))]
+    entries, damage = _entries(folder, target.num_layers)
+    entries = [entry for entry in entries if method in (None, entry["method"])]
     where = circumstances(target, do_sample)
-    matching = [_found(entry) for entry in entries if entry.get("where") == where]
+    matching = [_found(entry) for entry in entries if entry["where"] == where]
     if matching:
         return max(matching, key=lambda found: found.outlook.speedup), ""
-    if not entries:
-        return None, ""
-    return None, f"{FILE} does not hold here ({_difference(entries, where)}), so it was measured again"
+    reasons = [f"does not hold here ({_difference(entries, where)})"] if entries else []
+    reasons += [damage] if damage else []
+    return None, f"{FILE} {' and '.join(reasons)}, so it was measured again" if reasons else ""
 
 
-def _entries(folder: Path) -> list[dict[str, Any]]:
-    """Return the stored results; a damaged or foreign file counts as empty."""
+def _entries(folder: Path, num_layers: int | None = None) -> tuple[list[dict[str, Any]], str]:
+    """Return the stored results that make sense (of `num_layers` layers), and what is wrong with the rest."""
     try:
         stored = json.loads((folder / FILE).read_text("utf-8"))
-    except (OSError, ValueError):
-        return []
-    if not isinstance(stored, dict) or stored.get("version") != VERSION:
-        return []
-    return [entry for entry in stored.get("results", []) if isinstance(entry, dict)]
+    except FileNotFoundError:
+        return [], ""
+    except OSError as error:
+        return [], f"cannot be read ({error.strerror})"
+    except ValueError:
+        return [], "is damaged"
+    if not isinstance(stored, dict) or not isinstance(stored.get("results"), list):
+        return [], "is damaged"
+    if stored.get("version") != VERSION:
+        return [], f"is of version {stored.get('version')}, not {VERSION}"
+    sound = [entry for entry in stored["results"] if _is_sound(entry, num_layers)]
+    return sound, "is damaged" if len(sound) < len(stored["results"]) else ""
+
+
+def _is_sound(entry: Any, num_layers: int | None) -> bool:
+    """Tell whether a stored result has all its parts, each of the right kind."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("where"), dict):
+        return False
+    outlook = entry.get("outlook")
+    return (
+        isinstance(entry.get("method"), str)
+        and isinstance(entry.get("extra", {}), dict)
+        and all(_are_layers(entry.get(key), num_layers) for key in ("skip_attention", "skip_mlp"))
+        and all(_is_number(entry.get(key)) for key in ("seconds", "trials"))
+        and isinstance(outlook, dict)
+        and set(outlook) == {field.name for field in fields(Outlook)}
+        and all(_is_number(value) for value in outlook.values())
+        and _is_length(outlook["gamma"])
+    )
+
+
+def _are_layers(value: Any, num_layers: int | None) -> bool:
+    return isinstance(value, list) and all(
+        type(layer) is int and 0 <= layer < (math.inf if num_layers is None else num_layers)
+        for layer in value
+    )
+
+
+def _is_length(value: Any) -> bool:
+    return isinstance(value, int) and value >= 1
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def _difference(entries: list[dict[str, Any]], where: dict[str, str]) -> str:
@@ -117,9 +154,8 @@ def _difference(entries: list[dict[str, Any]], where: dict[str, str]) -> str:
             if entry["where"].get(key) != value
         ]
         for entry in entries
-        if isinstance(entry.get("where"), dict)
     ]
-    closest = min(lists, key=len, default=["it says nothing of its circumstances"])
+    closest = min(lists, key=len)
     return "; ".join(part for part in closest if not part.startswith("weights")) or "other weights"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 import ssd_infer
+from ssd_infer.engine import surroundings
 from ssd_infer.engine.sampling import SamplingParams
 from ssd_infer.engine.target import Target
 from ssd_infer.engine.views import SkipSet
@@ -17,7 +19,7 @@ from ssd_infer.errors import ConfigError
 from ssd_infer.search import bayes, settle, store
 from ssd_infer.search.bayes import Progress, probes, search_bayes
 from ssd_infer.search.found import Found
-from ssd_infer.search.latency import remember_costs
+from ssd_infer.search.latency import recall_costs, remember_costs
 from ssd_infer.search.material import Material, write_material
 from ssd_infer.search.outlook import Outlook
 from ssd_infer.search.run import prepare, search, tokens_per_second
@@ -149,11 +151,101 @@ def test_results_for_several_circumstances_live_together(checkpoint: Path) -> No
     assert (greedy.skips.attention, sampling.skips.attention) == ({3}, {2})
 
 
-def test_a_damaged_file_counts_as_none(checkpoint: Path) -> None:
+@pytest.mark.parametrize(
+    "text", ["", "{ not json", "[]", '{"version": 1}', '{"version": 1, "results": null}']
+)
+def test_a_damaged_file_is_named_and_written_anew(checkpoint: Path, text: str) -> None:
     loaded = ssd_infer.load(checkpoint, device="cpu")
     target = Target.of(loaded.model)
-    (checkpoint / store.FILE).write_text("{ not json")
     assert store.load(checkpoint, target, False) == (None, "")
+    (checkpoint / store.FILE).write_text(text)
+    assert store.load(checkpoint, target, False) == (
+        None,
+        f"{store.FILE} is damaged, so it was measured again",
+    )
+    kept = Found(SkipSet.of([1], []), outlook(1.2), "dp", 2.0, 9)
+    store.save(checkpoint, target, False, kept)
+    assert store.load(checkpoint, target, False) == (kept, "")
+
+
+def test_a_file_that_is_none_or_of_another_version_says_so(checkpoint: Path) -> None:
+    loaded = ssd_infer.load(checkpoint, device="cpu")
+    target = Target.of(loaded.model)
+    path = checkpoint / store.FILE
+    path.write_text('{"version": 7, "results": []}')
+    assert "is of version 7, not 1" in store.load(checkpoint, target, False)[1]
+    path.unlink()
+    path.mkdir()
+    assert "cannot be read" in store.load(checkpoint, target, False)[1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"skip_attention": None},
+        {"skip_attention": "1"},
+        {"skip_mlp": [1.5]},
+        {"skip_mlp": [4]},
+        {"skip_mlp": [-1]},
+        {"method": None},
+        {"seconds": "2"},
+        {"where": None},
+        {"extra": []},
+        {"outlook": None},
+        {"outlook": {"gamma": 3}},
+        {"outlook": {**asdict(outlook(1.2)), "speedup": float("nan")}},
+        {"outlook": {**asdict(outlook(1.2)), "gamma": 0}},
+    ],
+)
+def test_a_damaged_result_is_passed_over(checkpoint: Path, change: dict[str, Any]) -> None:
+    loaded = ssd_infer.load(checkpoint, device="cpu")
+    target = Target.of(loaded.model)
+    path = store.save(checkpoint, target, False, Found(SkipSet.of([1], []), outlook(9.9), "dp", 2.0, 9))
+    stored = json.loads(path.read_text())
+    stored["results"][0] |= change
+    path.write_text(json.dumps(stored))
+    found, note = store.load(checkpoint, target, False)
+    assert found is None
+    assert "is damaged" in note
+    remember_costs(target, flat_costs(4, attention=1e-9, mlp=1e-9, step=1.0))
+    _, note = settle.recall(target, [[2, 3, 4, 5]], do_sample=False)
+    assert "is damaged, so it was measured again" in note
+    sound = Found(SkipSet.of([2], []), outlook(1.1), "bayes", 2.0, 9)
+    store.save(checkpoint, target, False, sound)
+    assert store.load(checkpoint, target, False) == (sound, "")
+
+
+def test_another_processor_is_another_device(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = ssd_infer.load(checkpoint, device="cpu")
+    target = Target.of(loaded.model)
+    store.save(checkpoint, target, False, Found(SkipSet.of([1], []), outlook(9.9), "dp", 2.0, 9))
+    monkeypatch.setattr(surroundings, "cpu_name", lambda: "Another CPU")
+    found, note = store.load(checkpoint, target, False)
+    assert found is None
+    assert "is Another CPU" in note
+
+
+@pytest.mark.parametrize("how", ["dtype", "attention", "threads"])
+def test_a_model_that_runs_otherwise_is_searched_and_measured_again(
+    tiny_model: ModelFactory, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """What a process remembers holds under the circumstances it was found in, as what a file says does."""
+    model = tiny_model()
+    target = Target.of(model)
+    costs = flat_costs(4)
+    known = Found(SkipSet.of([1], []), outlook(9.9), "dp", 2.0, 9)
+    remember_costs(target, costs)
+    settle.remember(target, known)
+    assert recall_costs(target) is costs
+    assert settle.recall(target, [[2, 3, 4, 5]], False)[0] is known
+    if how == "dtype":
+        model.to(torch.float32 if target.dtype == torch.float64 else torch.float64)
+    elif how == "attention":
+        model.set_attn_implementation("eager")
+    else:
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    assert recall_costs(target) is not costs
+    assert settle.recall(target, [[2, 3, 4, 5]], False)[0] is not known
 
 
 def test_auto_searches_by_itself_and_falls_back_to_plain(tiny_model: ModelFactory) -> None:

@@ -1,0 +1,55 @@
+"""The search command refuses what it could not finish before it begins."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from ssd_infer.errors import ConfigError
+
+
+@pytest.fixture(scope="module")
+def command() -> ModuleType:
+    path = Path(__file__).parents[2] / "scripts" / "search_skip_set.py"
+    spec = importlib.util.spec_from_file_location("search_skip_set", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["search_skip_set"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_all_bad_settings_are_named_together(command: ModuleType) -> None:
+    with pytest.raises(ConfigError) as caught:
+        command.parse(["ckpt", "method=grid", "seconds=nan", "trials=0", "sampling=maybe", "second=3"])
+    assert {problem.key for problem in caught.value.problems} == {
+        "method",
+        "seconds",
+        "trials",
+        "sampling",
+        "second",
+    }
+
+
+@pytest.mark.parametrize("seconds", ["0", "-3", "nan"])
+def test_a_search_without_an_end_is_refused(command: ModuleType, seconds: str) -> None:
+    with pytest.raises(ConfigError, match="seconds: must be > 0"):
+        command.parse(["ckpt", f"seconds={seconds}"])
+
+
+def test_a_place_that_takes_no_result_is_refused_before_the_search(
+    command: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command.check_place(command.parse([str(tmp_path)]))
+    with pytest.raises(ConfigError, match="it is no folder here"):
+        command.check_place(command.parse(["SomeHub/name"]))
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(ConfigError, match="it is read-only"):
+        command.check_place(command.parse([str(tmp_path)]))
+    command.check_place(command.parse([str(tmp_path), "save=false"]))
