@@ -1,6 +1,6 @@
 """Compare how likely checkpoints find the same held-out text: bits per character, diffusion beside autoregressive.
 
-    python scripts/likelihood.py CHECKPOINT [CHECKPOINT ...] [--passages 64] [--characters 256] [--samples 64]
+    python scripts/likelihood.py CHECKPOINT [CHECKPOINT ...] [--passages 32] [--characters 256] [--samples 64]
 
 A diffusion model gets a bound (its estimator is named) and, if trained in blocks, the exact left-to-right figure.
 Bits per character compare checkpoints with different tokenizers, perplexities per token do not; ± is the error of
@@ -86,7 +86,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("checkpoints", nargs="+")
-    parser.add_argument("--passages", type=int, default=64)
+    parser.add_argument("--passages", type=int, default=32)
     parser.add_argument("--characters", type=int, default=256)
     parser.add_argument("--samples", type=int, default=64)
     options = parser.parse_args()
