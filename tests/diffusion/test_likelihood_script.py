@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,20 +11,16 @@ import torch
 
 from ssd_train.data.tokenizer import train_bpe
 from tests.diffusion.support import build
+from tests.scripts import load_script
 from tests.train.support import tiny_llama
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "likelihood.py"
 TEXTS = ["alpha beta gamma delta", "one two three four"]
 
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Load the script, with short passages of its own."""
-    spec = importlib.util.spec_from_file_location("likelihood_script", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_script("likelihood")
     monkeypatch.setattr(module, "passages", lambda count, characters: TEXTS)
     return module
 

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from ssd_infer.errors import ConfigError
+from tests.scripts import load_script
 
 
 @pytest.fixture(scope="module")
 def command() -> ModuleType:
-    path = Path(__file__).parents[2] / "scripts" / "search_skip_set.py"
-    spec = importlib.util.spec_from_file_location("search_skip_set", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["search_skip_set"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script("search_skip_set")
 
 
 def test_all_bad_settings_are_named_together(command: ModuleType) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -14,18 +11,12 @@ from ssd_infer.engine.sampling import Sampler, SamplingParams
 from ssd_infer.engine.session import open_session
 from ssd_infer.engine.target import Target
 from tests.conftest import ModelFactory
+from tests.scripts import load_script
 
 
 @pytest.fixture(scope="module")
 def bench() -> ModuleType:
-    path = Path(__file__).parents[2] / "scripts" / "bench_tree_verify.py"
-    spec = importlib.util.spec_from_file_location("bench_tree_verify", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["bench_tree_verify"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script("bench_tree_verify")
 
 
 @torch.inference_mode()
