@@ -33,11 +33,10 @@ from ssd_infer.engine.target import Target
 from ssd_infer.evaluation.bootstrap import Ratio, Totals, speed_ratio
 from ssd_infer.evaluation.repetition import repetition
 from ssd_infer.evaluation.tasks import build_tasks
-from ssd_infer.experts.files import EXPERTS
+from ssd_infer.experts.files import EXPERTS, read_index
 from ssd_infer.experts.offload import FOLDER, load_offloaded, make_store, resident_of
 from ssd_infer.experts.resident import ResidentSet
 from ssd_infer.experts.settle import make_profile
-from ssd_infer.experts.store import DiskStore
 from ssd_infer.loading import Loaded
 
 console = Console(width=140)
@@ -270,7 +269,7 @@ def least_budget(checkpoint: str, store: Path) -> float:
     """Return the share of all expert bytes that the experts of one token in one layer are."""
     from transformers import AutoConfig
 
-    return float(AutoConfig.from_pretrained(checkpoint).num_experts_per_tok / len(DiskStore(store).keys))
+    return float(AutoConfig.from_pretrained(checkpoint).num_experts_per_tok / len(read_index(store).extents))
 
 
 def watch_memory(checkpoint: str, store: Path, budgets: list[float]) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
 
 
 @dataclass(frozen=True)
@@ -143,8 +144,6 @@ def _cd(directory: Path | None) -> str:
 
 def _configuration(overrides: Sequence[str]) -> Any:
     """Return what `python -m ssd_train OVERRIDES` would do; what is wrong with it is said now, not after the queue."""
-    if str(ROOT) not in sys.path:
-        sys.path.insert(0, str(ROOT))
     from hydra.errors import HydraException
 
     from ssd_infer.errors import SSDError
@@ -176,8 +175,6 @@ def _arguments() -> argparse.Namespace:
 
 def main() -> int:
     """Run the command line and return the exit code; what the user must change is one screen, not a traceback."""
-    if str(ROOT) not in sys.path:
-        sys.path.insert(0, str(ROOT))
     from ssd_infer.console import print_error
     from ssd_infer.errors import SSDError
 

@@ -198,7 +198,7 @@ class Swift(ViewDraft):
             self.gain = None
             return
         self.use(skips)
-        self.gamma, self.confidence = outlook.gamma, outlook.confidence
+        self.confidence = outlook.confidence
         self.gain = RunningGain(outlook.tau - 1, outlook.drafted)
         self.drop, self.reach = AcceptanceDrop(), Reach(outlook.gamma, outlook.tau - 1)
         self._learned = 0

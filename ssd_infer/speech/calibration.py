@@ -156,24 +156,24 @@ class Calibration:
 
 def calibrate(model: Any, processor: Any, dev: Sequence[Utterance], costs: Costs) -> Calibration:
     """Return the curve of WER and predicted speed over both thresholds, measured on `dev` and, if need be, in noise."""
-    cases = [case for batch in _batched(dev) for case in _cases(model, processor, batch)]
+    cases = _examined(model, processor, dev)
     added: list[float] = []
     while _errors(cases) < FEWEST_ERRORS and len(added) < len(NOISE_DB):
         added.append(NOISE_DB[len(added)])
-        louder = noisy(dev, added[-1])
-        cases += [case for batch in _batched(louder) for case in _cases(model, processor, batch)]
+        cases += _examined(model, processor, noisy(dev, added[-1]))
     thetas: list[float | None] = [
         None,
         *_candidates([case.draft.entropy for case in cases if case.draft.tokens]),
     ]
     points = [_point(cases, first, second, costs) for second in THETAS_LM for first in thetas]
+    spoken, drafted = _totals(cases)
     return Calibration(
         points,
-        total([case.plain for case in cases]).rate,
-        total([case.ctc for case in cases]).rate,
+        spoken.rate,
+        drafted.rate,
         len(cases),
         costs,
-        total([case.plain for case in cases]).units,
+        spoken.units,
         tuple(added),
     )
 
@@ -189,8 +189,17 @@ def noisy(utterances: Sequence[Utterance], snr_db: float) -> list[Utterance]:
     return found
 
 
+def _totals(cases: Sequence[Case]) -> tuple[Edits, Edits]:
+    """Return the word edits of plain decoding and of the CTC head."""
+    return total([case.plain for case in cases]), total([case.ctc for case in cases])
+
+
 def _errors(cases: Sequence[Case]) -> int:
-    return total([case.plain for case in cases]).edits + total([case.ctc for case in cases]).edits
+    return sum(found.edits for found in _totals(cases))
+
+
+def _examined(model: Any, processor: Any, utterances: Sequence[Utterance]) -> list[Case]:
+    return [case for batch in _batched(utterances) for case in _cases(model, processor, batch)]
 
 
 def _batched(dev: Sequence[Utterance]) -> list[list[Utterance]]:
