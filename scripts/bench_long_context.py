@@ -95,7 +95,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--no-transformers", action="store_true")
+    parser.add_argument("--their-tokens", type=int, help="tokens transformers decodes a row; 0 leaves it out")
     parser.add_argument("--keep", type=Path, help="folder for prefilled rows")
     parser.add_argument("--out", type=Path)
     return parser.parse_args()
@@ -116,7 +116,7 @@ def main() -> None:
         for batch in arguments.batches:
             filled = Prefilled(target, filled_rows, batch, arguments.new_tokens)
             cell = measure_cell(
-                filled, specs, arguments.new_tokens, arguments.repeats, not arguments.no_transformers
+                filled, specs, arguments.new_tokens, arguments.repeats, arguments.their_tokens
             )
             rows = cell_report(cell, filled.slot_bytes, torch.finfo(target.dtype).bits >= 32)
             show(rows)

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from ssd_infer import load
+from ssd_infer.console import print_error
 from ssd_infer.diffusion.likelihood import BATCH, Likelihood, measure
 from ssd_infer.errors import CheckpointError, ConfigError, Problem, SSDError
 from ssd_infer.evaluation.tasks import stdlib_corpus
@@ -96,7 +98,8 @@ def main() -> None:
     try:
         table(options)
     except SSDError as error:
-        parser.exit(1, f"{error}\n")
+        print_error(error)
+        sys.exit(2)
 
 
 def table(options: argparse.Namespace) -> None:

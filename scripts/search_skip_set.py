@@ -105,7 +105,7 @@ def parse(arguments: list[str]) -> Options:
 
 
 def check_place(options: Options) -> None:
-    """Raise ConfigError when the result could not be saved beside the checkpoint, before anything is searched."""
+    """Raise ConfigError when the result could not be saved beside the checkpoint, before anything is loaded."""
     folder = Path(options.checkpoint)
     if options.save and not os.access(folder, os.W_OK):
         reason = "it is read-only" if folder.is_dir() else "it is no folder here"
@@ -130,10 +130,10 @@ def run(options: Options) -> list[Found]:
     from ssd_infer.evaluation.tasks import build_tasks, calibration_prompts
     from ssd_infer.search.run import prepare, search
 
+    check_place(options)
     with torch_threads(options.threads), quiet_libraries(), progress(options) as (say, watch):
         say("loading the checkpoint")
         loaded = ssd_infer.load(options.checkpoint, dtype=options.dtype, device=options.device)
-        check_place(options)
         target = Target.of(loaded.model)
         reason = why_not(target)
         if reason is not None:

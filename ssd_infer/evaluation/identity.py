@@ -15,7 +15,7 @@ import torch
 import transformers
 
 import ssd_infer
-from ssd_infer.engine.surroundings import cpu_name
+from ssd_infer.engine.surroundings import cpu_name, device_name
 from ssd_infer.settings import EvalSettings
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
@@ -69,13 +69,12 @@ def read_record(checkpoint: str | Path) -> dict[str, Any]:
 
 def environment(settings: EvalSettings, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
     """Return the report's `environment` object."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "ssd": ssd_infer.__version__,
-        "device": name,
+        "device": device_name(device) if device.type == "cuda" else str(device),
         "cpu": cpu_name(),
         "threads": torch.get_num_threads(),
         "dtype": str(dtype).removeprefix("torch."),

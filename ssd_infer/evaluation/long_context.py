@@ -62,18 +62,20 @@ def measure_cell(
     drafts: Mapping[str, Mapping[str, Any]],
     new_tokens: int,
     repeats: int,
-    transformers: bool = True,
+    their_tokens: int | None = None,
 ) -> list[Measured]:
     """Measure plain decoding, `drafts` (name → draft_params) and transformers' `generate` on `filled`, in turns.
 
-    transformers runs once: at long contexts it takes longer than all others together.
+    transformers runs once, and for `their_tokens` only (None: as many as the others; 0: not at all): at long contexts
+    it takes longer than all others together.
     """
     batch, context = len(filled.rows), max(map(len, filled.prompts))
     found = {PLAIN: Measured(PLAIN, batch, context)}
     calls: dict[str, Call] = {PLAIN: lambda into: _ours(filled, new_tokens, None, into)}
-    if transformers:
+    theirs = new_tokens if their_tokens is None else their_tokens
+    if theirs:
         found[THEIRS] = Measured(THEIRS, batch, context)
-        calls[THEIRS] = lambda into: _theirs(filled, new_tokens, into)
+        calls[THEIRS] = lambda into: _theirs(filled, theirs, into)
     for name, raw in drafts.items():
         settled = SparseAttention.settle(filled.target, raw, filled.prompts, do_sample=False)
         params = {} if settled.params is None else asdict(settled.params)

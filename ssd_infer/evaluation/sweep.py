@@ -82,6 +82,6 @@ def _by_budget(bench: Bench, filled: Prefilled) -> list[dict[str, Any]]:
     """Return acceptance of `pillar` at γ = 8, with nothing but the ratio deciding what is read."""
     fixed = {"selector": "pillar", "gamma": _GAMMA, "min_budget": 1, "cold_start": "prompt"}
     drafts = {f"{ratio:g}": fixed | {"ratio": ratio} for ratio in RATIOS}
-    found = measure_cell(filled, drafts, bench.settings.max_new_tokens, 1, transformers=False)
+    found = measure_cell(filled, drafts, bench.settings.max_new_tokens, 1, their_tokens=0)
     rows = cell_report(found, filled.slot_bytes, torch.finfo(bench.dtype).bits >= 32)
     return [row for row in rows if row["name"] in drafts]

@@ -83,7 +83,8 @@ def recall(target: Target, context: int, batch: int) -> SparseCosts:
 def measure(target: Target, context: int, batch: int) -> SparseCosts:
     """Time passes through as many layers as it takes to miss the processor's caches, interleaved; scale to all.
 
-    The keys are constants: written, so that every page is really read, and of no influence on the time.
+    What a pass costs without any layer is timed apart, so that it is not scaled. The keys are constants: written, so
+    that every page is really read, and of no influence on the time.
     """
     sampler = Sampler(SamplingParams(), target.device, seed=0)
     session = open_session(target, [[0] * context] * batch, 1, max(WIDTHS), sampler)
@@ -92,14 +93,16 @@ def measure(target: Target, context: int, batch: int) -> SparseCosts:
     bench = _Bench(session, target, budgets)
     calls: dict[str, Callable[[], None]] = {
         "plain": lambda: bench.full(1, bench.plain_view),
-        "step": lambda: bench.head(1),
+        "bare1": lambda: bench.full(1, bench.plain_view, depth=0),
+        "head1": lambda: bench.head(1),
     }
     for at in range(len(budgets)):
         calls[f"select{at}"] = partial(bench.select, at)
         calls[f"draft{at}"] = bench.draft  # on what has just been selected
     for size in WIDTHS:
         calls[f"verify{size}"] = partial(bench.full, size, bench.heard_view)
-        calls[f"step{size}"] = partial(bench.head, size)
+        calls[f"bare{size}"] = partial(bench.full, size, bench.heard_view, depth=0)
+        calls[f"head{size}"] = partial(bench.head, size)
     spent: dict[str, list[float]] = {name: [] for name in calls}
     for repeat in range(_REPEATS + 1):
         for name, call in calls.items():
@@ -107,14 +110,19 @@ def measure(target: Target, context: int, batch: int) -> SparseCosts:
             if repeat:
                 spent[name].append(seconds)
     median = {name: float(np.median(values)) for name, values in spent.items()}
-    scale, step = target.num_layers / bench.depth, median["step"]
+    scale = target.num_layers / bench.depth
+
+    def whole(name: str, width: int) -> float:
+        bare = median[f"bare{width}"]
+        return scale * max(median[name] - bare, 0.0) + bare + median[f"head{width}"]
+
     return SparseCosts(
-        plain=scale * median["plain"] + step,
+        plain=whole("plain", 1),
         budgets=budgets,
-        draft=tuple(scale * median[f"draft{at}"] + step for at in range(len(budgets))),
+        draft=tuple(whole(f"draft{at}", 1) for at in range(len(budgets))),
         select=tuple(scale * median[f"select{at}"] for at in range(len(budgets))),
         widths=WIDTHS,
-        verify=tuple(scale * median[f"verify{size}"] + median[f"step{size}"] for size in WIDTHS),
+        verify=tuple(whole(f"verify{size}", size) for size in WIDTHS),
     )
 
 
@@ -154,11 +162,10 @@ class _Bench:
         hidden: torch.Tensor = self.target.embed(ids)
         return hidden
 
-    def full(self, width: int, view: SelfMasking) -> None:
-        """Run full attention over a window of `width`."""
-        self.target.run(
-            self._embed(width), self.session.window(width), self.cache, 0, self.depth, layers=view
-        )
+    def full(self, width: int, view: SelfMasking, depth: int | None = None) -> None:
+        """Run full attention over a window of `width`, through `depth` layers (None: all of the bench)."""
+        last = self.depth if depth is None else depth
+        self.target.run(self._embed(width), self.session.window(width), self.cache, 0, last, layers=view)
 
     def draft(self) -> None:
         """Run one draft step."""

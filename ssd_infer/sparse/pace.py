@@ -15,16 +15,19 @@ _LOOK = 2
 class Pace:
     """Estimate from verified drafts how often the k-th is right once its predecessors were, and choose γ by it.
 
-    One share a position, since rows and passages differ: where five drafts were right the sixth is likelier to be. The
-    prior counts as six verified drafts a position; old ones fade.
+    One share a position, since rows and passages differ: where five drafts were right the sixth is likelier to be.
+    Positions that were not judged lately are expected to err as often as the prior says, times how much more or less
+    often than it the judged ones erred: bad luck at one position must not hold γ below it for good. The prior counts
+    as six verified drafts; old ones fade, whether or not their position was judged again.
     """
 
     def __init__(
         self, prior: Sequence[float], most: int, costs: SparseCosts | None = None, slots: int = 0
     ) -> None:
         """Start from shares `prior` on `slots` slots a row; without `costs` γ is always `most`."""
-        self._right = [share * _WEIGHT for share in prior]
-        self._judged = [_WEIGHT for _ in prior]
+        self._prior = list(prior)
+        self._right = [0.0 for _ in prior]
+        self._judged = [0.0 for _ in prior]
         self.most = most
         self.costs = costs
         self.slots = slots
@@ -33,7 +36,15 @@ class Pace:
     @property
     def shares(self) -> list[float]:
         """α_k: how often the draft at position k is right when all before it were."""
-        return [right / judged for right, judged in zip(self._right, self._judged, strict=True)]
+        judged = list(zip(self._right, self._judged, self._prior, strict=True))
+        usual = _WEIGHT * (1 - sum(self._prior) / max(1, len(self._prior))) + 1e-9
+        errors = sum(count - right for right, count, _ in judged)
+        expected = sum(count * (1 - prior) for _, count, prior in judged)
+        scale = (errors + usual) / (expected + usual)
+        return [
+            (right + _WEIGHT * max(0.0, 1 - scale * (1 - prior))) / (count + _WEIGHT)
+            for right, count, prior in judged
+        ]
 
     @property
     def resumes(self) -> bool:
@@ -54,11 +65,15 @@ class Pace:
 
     def learn(self, accepted: Sequence[int], drafted: Sequence[int]) -> None:
         """Note what one verify pass accepted of each row's drafts; drafts after a wrong one are not judged."""
-        for place in range(min(len(self._right), max(drafted, default=0))):
+        reached = min(len(self._right), max(drafted, default=0))
+        if not reached:
+            return
+        self._right = [_FADE * right for right in self._right]
+        self._judged = [_FADE * judged for judged in self._judged]
+        for place in range(reached):
             right = sum(taken > place for taken in accepted)
             judged = sum(
                 taken >= place and count > place for taken, count in zip(accepted, drafted, strict=True)
             )
-            keep = _FADE if judged else 1.0
-            self._right[place] = self._right[place] * keep + right
-            self._judged[place] = self._judged[place] * keep + judged
+            self._right[place] += right
+            self._judged[place] += judged

@@ -62,6 +62,6 @@ def test_what_cannot_be_compared_is_refused_in_words(
         ((str(bare),), "has no language model and tokenizer with an end token"),
         ((short, "--samples", "16"), "--samples must be at least 32"),
     ):
-        with pytest.raises(SystemExit):
+        with pytest.raises(SystemExit, match="2"):
             run(script, monkeypatch, *arguments)
         assert words in capsys.readouterr().err

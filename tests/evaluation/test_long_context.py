@@ -59,7 +59,7 @@ def test_prompts_are_heard_before_the_first_draft(tiny_model: ModelFactory) -> N
     filled = Prefilled(target, [prefill(target, prompt) for prompt in prompts_of(2)], 2, NEW)
     (row,) = (
         row
-        for row in measure_cell(filled, {"pillar": DRAFTS["pillar"]}, NEW, 1, transformers=False)
+        for row in measure_cell(filled, {"pillar": DRAFTS["pillar"]}, NEW, 1, their_tokens=0)
         if row.name == "pillar"
     )
     rounds = len(row.report["per_position"]) > 0
@@ -70,7 +70,7 @@ def test_prompts_are_heard_before_the_first_draft(tiny_model: ModelFactory) -> N
 def test_a_cell_reports_ratios_and_verdicts(tiny_model: ModelFactory) -> None:
     target = Target.of(_model := tiny_model())
     filled = Prefilled(target, [prefill(target, prompt) for prompt in prompts_of(2)], 2, NEW)
-    found = measure_cell(filled, {"pillar": DRAFTS["pillar"]}, NEW, 1)
+    found = measure_cell(filled, {"pillar": DRAFTS["pillar"]}, NEW, 1, their_tokens=NEW // 2)
     plain, theirs, pillar = cell_report(found, filled.slot_bytes, strict=True)
     assert plain["verdict"] == theirs["verdict"] == pillar["verdict"] == "pass"
     fastest = max(plain["tokens_per_second"], theirs["tokens_per_second"])

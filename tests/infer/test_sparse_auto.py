@@ -113,13 +113,29 @@ def test_drafting_stops_when_drafts_are_wrong(
 
 def test_pace_counts_judged_drafts_by_position() -> None:
     pace = Pace([0.5] * 4, 4)
-    pace.learn([4, 1], [4, 4])  # right: 2 1 1 1; judged: 2 2 1 1
-    wanted = [(3 * 0.98 + right) / (6 * 0.98 + judged) for right, judged in ((2, 2), (1, 2), (1, 1), (1, 1))]
-    assert pace.shares == pytest.approx(wanted)
+    assert pace.shares == pytest.approx([0.5] * 4)
+    pace.learn([4, 1], [4, 4])  # right: 2 1 1 1; judged: 2 2 1 1; one error of three expected, three more in the prior
+    assert pace.shares == pytest.approx([(2 + 4) / 8, (1 + 4) / 8, (1 + 4) / 7, (1 + 4) / 7])
     pace.learn([0, 0], [1, 0])  # a row without drafts is not judged
-    assert pace.shares[0] == pytest.approx((3 * 0.98**2 + 2 * 0.98) / (6 * 0.98**2 + 2 * 0.98 + 1))
-    assert pace.shares[1:] == pytest.approx(wanted[1:])
+    usual = 1 - 0.5 * (0.98 + 1 + 3) / (0.98 * 3 + 0.5 + 3)
+    wanted = (0.98 * 2 + 6 * usual) / (0.98 * 2 + 1 + 6)
+    assert pace.shares[0] == pytest.approx(wanted)
     assert pace.gamma(3) == 3
+    before = pace.shares
+    pace.learn([0, 0], [0, 0])
+    assert pace.shares == before
+
+
+def test_bad_luck_at_one_position_is_forgotten() -> None:
+    """Without it γ stays below a position that failed once: what is not drafted is not judged."""
+    pace = Pace([0.9] * 4, 4)
+    pace.learn([2] * 8, [3] * 8)
+    unlucky = pace.shares[2]
+    assert unlucky < 0.5 < 0.9 < pace.shares[0]
+    for _ in range(100):
+        pace.learn([2] * 8, [2] * 8)
+    assert pace.shares[2] > 0.8
+    assert pace.shares[3] > 0.9
 
 
 def test_pace_follows_what_is_accepted() -> None:

@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 
+import ssd_infer
 from ssd_infer.errors import ConfigError
 from tests.scripts import load_script
 
@@ -35,12 +36,13 @@ def test_a_search_without_an_end_is_refused(command: ModuleType, seconds: str) -
         command.parse(["ckpt", f"seconds={seconds}"])
 
 
-def test_a_place_that_takes_no_result_is_refused_before_the_search(
+def test_a_place_that_takes_no_result_is_refused_before_anything_is_loaded(
     command: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command.check_place(command.parse([str(tmp_path)]))
+    monkeypatch.setattr(ssd_infer, "load", lambda *_, **__: pytest.fail("loaded first"))
     with pytest.raises(ConfigError, match="it is no folder here"):
-        command.check_place(command.parse(["SomeHub/name"]))
+        command.run(command.parse(["SomeHub/name"]))
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(ConfigError, match="it is read-only"):
         command.check_place(command.parse([str(tmp_path)]))
