@@ -11,20 +11,25 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
 import ssd_infer
+from ssd_infer.console import print_error
+from ssd_infer.drafts.sparse_attention import SparseAttention
 from ssd_infer.engine.target import Target
+from ssd_infer.errors import ConfigError, SSDError
 from ssd_infer.evaluation.long_context import cell_report, measure_cell
-from ssd_infer.evaluation.prefilled import Prefilled, prefill_once
+from ssd_infer.evaluation.prefilled import Prefilled, prefill_once, room_for
 from ssd_infer.evaluation.tasks import build_tasks
 from ssd_infer.report.format import bytes_text, number, times
+from ssd_infer.settings import DTYPES, TASKS
 
 console = Console(width=170)
 
@@ -41,6 +46,28 @@ def _value(text: str) -> Any:
             return kind(text)
         except ValueError:
             continue
+    return text
+
+
+def _spec(text: str) -> str:
+    """Check settings of a draft, which needs no model, before one loads."""
+    try:
+        SparseAttention.parse(draft_params(text), cast(Any, None))
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be >= 1 (got {value}); try 1")
+    return value
+
+
+def _task(text: str) -> str:
+    if text not in TASKS and not text.startswith("file:"):
+        raise argparse.ArgumentTypeError(f"is no task (got {text!r}); one of {', '.join(TASKS)}, file:PATH")
     return text
 
 
@@ -83,16 +110,22 @@ def parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("checkpoint")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 8, 16])
-    parser.add_argument("--contexts", type=int, nargs="+", default=[512, 2048, 8192])
+    parser.add_argument("--batches", type=_count, nargs="+", default=[1, 4, 8, 16])
+    parser.add_argument("--contexts", type=_count, nargs="+", default=[512, 2048, 8192])
     parser.add_argument(
-        "--draft", nargs="*", default=[""], help="settings like selector=pillar,ratio=0.05,gamma=8"
+        "--draft",
+        type=_spec,
+        nargs="*",
+        default=[""],
+        help="settings like selector=pillar,ratio=0.05,gamma=8",
     )
-    parser.add_argument("--new-tokens", type=int, default=48)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--distinct", type=int, default=4, help="different prompts; further rows repeat them")
-    parser.add_argument("--task", default="long_continuation")
-    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--new-tokens", type=_count, default=48)
+    parser.add_argument("--repeats", type=_count, default=3)
+    parser.add_argument(
+        "--distinct", type=_count, default=4, help="different prompts; further rows repeat them"
+    )
+    parser.add_argument("--task", type=_task, default="long_continuation")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--their-tokens", type=int, help="tokens transformers decodes a row; 0 leaves it out")
@@ -101,9 +134,22 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> None:
-    """Fill the table."""
+def main() -> int:
+    """Fill the table; return 2 for an error made on purpose."""
     arguments = parse()
+    try:
+        fill(arguments)
+    except SSDError as error:
+        print_error(error)
+        return 2
+    return 0
+
+
+def fill(arguments: argparse.Namespace) -> None:
+    """Measure every cell."""
+    if arguments.out is not None:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        keep([], arguments.out)
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     loaded = ssd_infer.load(arguments.checkpoint, dtype=arguments.dtype, device=arguments.device)
@@ -114,7 +160,8 @@ def main() -> None:
         prompts = build_tasks([arguments.task], loaded.tokenizer, count, context, seed=0)[0].prompts
         filled_rows = [prefill_once(target, prompt, arguments.keep) for prompt in prompts]
         for batch in arguments.batches:
-            filled = Prefilled(target, filled_rows, batch, arguments.new_tokens)
+            room = room_for(specs.values())
+            filled = Prefilled(target, filled_rows, batch, arguments.new_tokens, room)
             cell = measure_cell(
                 filled, specs, arguments.new_tokens, arguments.repeats, arguments.their_tokens
             )
@@ -125,4 +172,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -49,6 +49,8 @@ class Drafter(ABC):
     Params: ClassVar[type[DraftParams]] = DraftParams
     in_all: ClassVar[bool] = True
     """Whether draft=all measures it; a costly variant waits to be asked for, by its name or its family's."""
+    by_batch: ClassVar[bool] = False
+    """Whether its `auto` depends on how many prompts are decoded together."""
 
     def __init__(self, session: Session, params: DraftParams) -> None:
         """Bind to `session`; called before the prompts are prefilled."""

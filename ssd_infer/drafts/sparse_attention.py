@@ -50,7 +50,7 @@ class SparseAttentionParams(DraftParams):
             found.append(Problem("draft_params.ratio", "must be in (0, 1]", self.ratio, "try 0.05"))
         if self.phases == "balanced" and self.selector == "quest":
             rule = "must be lockstep with selector quest, which chooses anew at every step"
-            found.append(Problem("draft_params.phases", rule, self.phases))
+            found.append(Problem("draft_params.phases", rule, self.phases, "leave it out"))
         return found
 
 
@@ -69,6 +69,7 @@ class SparseAttention(Stepwise):
     name = "sparse_attention"
     family = "sparse_attention"
     Params = SparseAttentionParams
+    by_batch = True
 
     def __init__(self, session: Session, params: DraftParams) -> None:
         """Give the session layers whose attention tells the selector what it saw; no `auto` may be left."""
@@ -84,7 +85,7 @@ class SparseAttention(Stepwise):
         self.params = cast(SparseAttentionParams, params)
         self.gamma = int(self.params.gamma)
         target, cache = session.target, session.cache
-        prompts = tuple(len(row.tokens) for row in session.rows)
+        prompts = tuple(row.prompt_length for row in session.rows)
         self.pace = pace_of(target, self.params, prompts)
         shape = Shape.of(target, cache, prompts)
         kind = selectors()[self.params.selector]
@@ -129,7 +130,7 @@ class SparseAttention(Stepwise):
         elif self._selected:
             choice = self.selector.choose(lengths)
             self.working.gather(choice.slots, choice.hidden, gamma)
-        self.reads.drafted(lengths, gamma, self.selector.width(lengths) if self._selected else None)
+        self.reads.drafted(lengths, gamma, self.selector.read(lengths) if self._selected else None)
         return self.extend(gamma, self.session.pending)
 
     def step(self, token: Tensor, offset: int) -> Tensor:

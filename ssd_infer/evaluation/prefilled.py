@@ -6,9 +6,10 @@ A decoding writes past its prompt only, so the slots of the prompts serve any nu
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +28,12 @@ ROOM = 64
 """Slots beyond twice the tokens to decode, for drafts."""
 
 
+def room_for(drafts: Iterable[Mapping[str, Any]]) -> int:
+    """Return the slots that `drafts` (their draft_params) need beyond twice the tokens to decode."""
+    gammas = (params.get("gamma") for params in drafts)
+    return max([ROOM, *(gamma + 1 for gamma in gammas if isinstance(gamma, int))])
+
+
 @dataclass(frozen=True, slots=True)
 class FilledRow:
     """One prompt after its prefill: keys and values `(2, L, KV, n, D)` and the first token."""
@@ -39,11 +46,16 @@ class FilledRow:
 class Prefilled:
     """A batch of prefilled rows, each with its first token; opens sessions that decode on."""
 
-    def __init__(self, target: Target, rows: Sequence[FilledRow], batch: int, new_tokens: int) -> None:
-        """Lay `batch` rows into one cache with room for `new_tokens` each, repeating `rows` when they are fewer."""
+    def __init__(
+        self, target: Target, rows: Sequence[FilledRow], batch: int, new_tokens: int, room: int = ROOM
+    ) -> None:
+        """Lay `batch` rows into one cache, repeating `rows` when they are fewer.
+
+        Each has room for twice `new_tokens`, since rows accept at different speeds, and for `room` slots of drafts.
+        """
         self.target = target
         self.rows = [rows[place % len(rows)] for place in range(batch)]
-        self.capacity = max(len(row.prompt) for row in rows) + 2 * new_tokens + ROOM
+        self.capacity = max(len(row.prompt) for row in rows) + 2 * new_tokens + room
         self.cache = RowCache(batch, self.capacity, target.num_layers)
         _, _, heads, _, size = rows[0].slots.shape
         template = torch.empty((1, heads, 1, size), dtype=target.dtype, device=target.device)

@@ -57,6 +57,7 @@ def run_section(bench: Bench, sampling: Sampling, deadline: Deadline) -> Section
         sampling,
         bench.calibration,
         search_seconds(settings),
+        settings.batch_size,
     )
     peers = _peers(bench, sampling, field_) if settings.peers else []
     contenders = [*_baselines(bench, sampling), *field_.contenders, *peers]

@@ -86,10 +86,12 @@ def line_up(
     sampling: Sampling,
     calibration: Sequence[list[int]],
     search_seconds: float = 60.0,
+    batch_size: int = 0,
 ) -> Field:
     """Settle every strategy's parameters on `calibration` prompts; one that raises becomes a failed row.
 
-    `search_seconds` bounds each search whose own bound is `auto`.
+    `search_seconds` bounds each search whose own bound is `auto`. A strategy whose `auto` goes by the batch is shown
+    `batch_size` of the prompts, repeated where they are fewer; 0 shows it all.
     """
     found = Field()
     known = known_drafts()
@@ -109,7 +111,8 @@ def line_up(
         else:
             given = raw if row_name(wanted) == name else {}
             given = _bounded(drafts.get(known[name]), given, search_seconds)
-            _settle(found, model, target, row, known[name], given, sampling, calibration)
+            shown = _batch(calibration, batch_size) if drafts.get(known[name]).by_batch else calibration
+            _settle(found, model, target, row, known[name], given, sampling, shown)
     if not sampling.greedy:  # a greedy row of the same name already says why
         found.absent = [row for row in found.absent if row.status == "failed"]
     return found
@@ -120,6 +123,12 @@ def _is_wanted(wanted: str, name: str, known: dict[str, str]) -> bool:
     if wanted == "all":
         return name not in known or drafts.get(known[name]).in_all
     return row_name(wanted) == name or (wanted not in FAMILIES and FAMILIES[base_name(name)] == wanted)
+
+
+def _batch(prompts: Sequence[list[int]], size: int) -> Sequence[list[int]]:
+    """Return `size` prompts, the longest first since a batch is as wide as its longest; all for size 0."""
+    longest = sorted(prompts, key=len, reverse=True)
+    return [longest[turn % len(longest)] for turn in range(size)] or prompts
 
 
 def _bounded(strategy: type[Drafter], raw: dict[str, Any], search_seconds: float) -> dict[str, Any]:

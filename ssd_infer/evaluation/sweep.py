@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
 from ssd_infer.drafts.sparse_attention import SparseAttention
 from ssd_infer.engine.target import Target
+from ssd_infer.errors import ConfigError, DataError
 from ssd_infer.evaluation.bench import Bench
 from ssd_infer.evaluation.budget import Deadline
+from ssd_infer.evaluation.contenders import one_line
 from ssd_infer.evaluation.long_context import cell_report, measure_cell
-from ssd_infer.evaluation.prefilled import FilledRow, Prefilled, prefill
+from ssd_infer.evaluation.prefilled import FilledRow, Prefilled, prefill, room_for
 from ssd_infer.evaluation.tasks import build_tasks
 
 NAME = "sparse_attention"
 RATIOS = (0.025, 0.05, 0.1, 0.2)
 TASK = "long_continuation"
 _GAMMA, _DISTINCT = 8, 4
+_Args, _Item = ParamSpec("_Args"), TypeVar("_Item")
 
 
 def sparse_sweep(bench: Bench, deadline: Deadline) -> dict[str, Any]:
     """Return `cells` (throughput by batch × context) and `budgets` (acceptance by slots read), or a `reason`.
 
-    Empty when no contexts were asked for. Cells that the deadline leaves no time for become a warning.
+    Empty when no contexts were asked for. Cells that the deadline leaves no time for, or that fail, become a
+    warning.
     """
     contexts, batches = bench.settings.contexts, bench.settings.batches
     if not contexts:
@@ -33,19 +38,40 @@ def sparse_sweep(bench: Bench, deadline: Deadline) -> dict[str, Any]:
         return {"reason": reason}
     cells: list[dict[str, Any]] = []
     budgets: list[dict[str, Any]] = []
+    rows: list[FilledRow] = []
     for context in sorted(contexts):
-        rows = _filled(bench, bench.target, context, max(batches))
-        for batch in sorted(batches):
+        what = f"prefilling {context} tokens of context"
+        filled = _tried(bench, what, _filled, bench, bench.target, context, max(batches))
+        rows = filled or rows
+        for batch in sorted(batches) if filled else ():
             if deadline.passed and cells:
                 bench.notes.append(f"the time limit left out batch {batch} at {context} tokens of context")
                 continue
             bench.say(f"decoding {batch} rows of {context} tokens with sparse attention")
-            cells += _cell(bench, Prefilled(bench.target, rows, batch, bench.settings.max_new_tokens))
-    if not deadline.passed:
+            what = f"the sweep at batch {batch} and {context} tokens of context"
+            cells += _tried(bench, what, _cell, bench, bench.target, rows, batch)
+    if rows and not deadline.passed:
         bench.say("measuring acceptance by budget")
-        widest = Prefilled(bench.target, rows, min(batches), bench.settings.max_new_tokens)
-        budgets = _by_budget(bench, widest)
+        what = "acceptance by budget"
+        budgets = _tried(bench, what, _by_budget, bench, bench.target, rows, min(batches))
     return {"cells": cells, "budgets": budgets}
+
+
+def _tried(
+    bench: Bench,
+    what: str,
+    measure: Callable[_Args, list[_Item]],
+    *arguments: _Args.args,
+    **more: _Args.kwargs,
+) -> list[_Item]:
+    """Return what `measure` returns; if it fails, nothing and a warning: a sweep must not cost a report its rows."""
+    try:
+        return measure(*arguments, **more)
+    except (ConfigError, DataError):
+        raise
+    except Exception as error:  # noqa: BLE001
+        bench.notes.append(f"{what} failed: {one_line(error)}")
+        return []
 
 
 def _why_not(bench: Bench) -> str | None:
@@ -65,23 +91,25 @@ def _filled(bench: Bench, target: Target, context: int, batch: int) -> list[Fill
     return [prefill(target, prompt) for prompt in task.prompts]
 
 
-def _cell(bench: Bench, filled: Prefilled) -> list[dict[str, Any]]:
+def _cell(bench: Bench, target: Target, rows: list[FilledRow], batch: int) -> list[dict[str, Any]]:
     settings = bench.settings
     params = settings.draft_params if settings.draft == NAME else {}
+    filled = Prefilled(target, rows, batch, settings.max_new_tokens, room_for([params]))
     found = measure_cell(filled, {NAME: params}, settings.max_new_tokens, settings.repeats)
-    rows = cell_report(found, filled.slot_bytes, torch.finfo(bench.dtype).bits >= 32)
+    report = cell_report(found, filled.slot_bytes, torch.finfo(bench.dtype).bits >= 32)
     bench.notes += [
         f"{row['name']} changed the output at batch {row['batch']} and {row['context']} tokens of context"
-        for row in rows
+        for row in report
         if row["name"] == NAME and row["verdict"] == "fail"
     ]
-    return rows
+    return report
 
 
-def _by_budget(bench: Bench, filled: Prefilled) -> list[dict[str, Any]]:
+def _by_budget(bench: Bench, target: Target, rows: list[FilledRow], batch: int) -> list[dict[str, Any]]:
     """Return acceptance of `pillar` at γ = 8, with nothing but the ratio deciding what is read."""
+    filled = Prefilled(target, rows, batch, bench.settings.max_new_tokens)
     fixed = {"selector": "pillar", "gamma": _GAMMA, "min_budget": 1, "cold_start": "prompt"}
     drafts = {f"{ratio:g}": fixed | {"ratio": ratio} for ratio in RATIOS}
     found = measure_cell(filled, drafts, bench.settings.max_new_tokens, 1, their_tokens=0)
-    rows = cell_report(found, filled.slot_bytes, torch.finfo(bench.dtype).bits >= 32)
-    return [row for row in rows if row["name"] in drafts]
+    report = cell_report(found, filled.slot_bytes, torch.finfo(bench.dtype).bits >= 32)
+    return [row for row in report if row["name"] in drafts]

@@ -85,6 +85,7 @@ class FullAttention:
             if _too_large(query, key):
                 return flex_window_attention(layer, query, key, value, scaling, window, self.listener)
             held = self._cache.held(layer)
+            _check_held(held, key, value)
             return window_attention(layer, query, *held, scaling, window, self.listener)
         if self._ends:
             self._show_ends(layer, query, key, value, scaling)
@@ -99,6 +100,14 @@ class FullAttention:
             tail = Window(self._cache.window.geometry, [first] * (rows.stop - rows.start), end - first)
             ends = query[rows, :, first:end]
             window_attention(layer, ends, key[rows], value[rows], scaling, tail, self.listener, rows.start)
+
+
+def _check_held(held: tuple[Tensor, Tensor], key: Tensor, value: Tensor) -> None:
+    """Raise UnsupportedModelError where the cache holds something else than what is attended to."""
+    if any(slots.shape[1::2] != part.shape[1::2] for slots, part in zip(held, (key, value), strict=True)):
+        raise UnsupportedModelError(
+            "the cache holds compressed keys and values (multi-head latent attention)"
+        )
 
 
 def _too_large(query: Tensor, key: Tensor) -> bool:

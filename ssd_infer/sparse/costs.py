@@ -144,7 +144,7 @@ class _Bench:
         shape = Shape.of(target, self.cache, lengths)
         self.selectors = [Pillar(shape, Budget(1e-9, slots)) for slots in budgets]
         for selector in self.selectors:
-            selector.scores.uniform_()
+            selector.scores.uniform_(generator=session.sampler.generator)
         heard = Pillar(shape, Budget(1e-9, 1))
         self.heard_view = attention_view(target, FullAttention(self.cache, heard))
         self.working = WorkingSet(self.cache)

@@ -49,6 +49,19 @@ class Quest(Selector):
                 self._extremes[layer][:, :, first:last] = bounds
         self._seen = list(lengths)
 
+    def read(self, lengths: list[int]) -> int:
+        """Count whole rows in dense layers; elsewhere the pages, the tail, and extremes as large as a slot a page."""
+        full = [length // self.page for length in lengths]
+        tail = max(length % self.page for length in lengths)
+        chosen = self._pages(lengths, max(full)) * self.page + tail
+        dense = min(self.dense_layers, self.shape.layers)
+        sparse = (self.shape.layers - dense) * sum(chosen + pages for pages in full)
+        return round((dense * sum(lengths) + sparse) / (self.shape.layers * len(lengths)))
+
+    def _pages(self, lengths: list[int], most: int) -> int:
+        """Return how many of at most `most` pages every row reads."""
+        return min(most, max(3, self.width(lengths) // self.page))
+
     def nbytes(self) -> int:
         """Return the bytes of the pages' extremes."""
         return sum(layer.numel() * layer.element_size() for layer in self._extremes)
@@ -76,7 +89,7 @@ class Quest(Selector):
         """Return slots `(B, KV, W)` and which of them `(B, KV, 1, W)` are not to be seen by queries at slots `now`."""
         bounds = self._bounds(layer, query)
         full = torch.tensor(self._lengths, device=query.device) // self.page
-        count = min(bounds.shape[-1], max(3, self.width(self._lengths) // self.page))
+        count = self._pages(self._lengths, bounds.shape[-1])
         beyond = torch.arange(bounds.shape[-1], device=query.device) >= full[:, None]
         best = bounds.masked_fill(beyond[:, None], -torch.inf).topk(count, dim=-1, sorted=False)
         inside = torch.arange(self.page, device=query.device)

@@ -104,6 +104,10 @@ class Selector(ABC):
         rule = self.budget
         return batch_width(pick(lengths, rows), pick(self.fresh, rows), rule.ratio, rule.min_budget)
 
+    def read(self, lengths: list[int]) -> int:
+        """Return the slots that the first draft step of a round reads of a row, a mean over layers and rows."""
+        return self.width(lengths)
+
 
 class _Scored(Selector):
     """Keep one score a slot, per layer, row and head, and read the highest besides the forced ones."""

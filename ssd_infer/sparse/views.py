@@ -63,7 +63,7 @@ def _examine(target: Target) -> str | None:
             for first, last in ((0, 3), (3, 6)):
                 window = Window(geometry, [first], last - first)
                 hidden = target.run(target.embed(ids[:, first:last]), window, cache, layers=layers)
-        except (UnsupportedModelError, KeyError, TypeError) as error:
+        except (UnsupportedModelError, KeyError, TypeError, RuntimeError) as error:
             return f"its attention cannot be computed here: {error}"
         outputs.append(target.logits(hidden).float())
     scale = float(outputs[0].abs().max()) + 1e-6

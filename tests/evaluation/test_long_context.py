@@ -11,15 +11,20 @@ import pytest
 import torch
 
 import ssd_infer
+from ssd_infer.drafts.base import Resolved
 from ssd_infer.engine.target import Target
 from ssd_infer.evaluation import prefilled, sweep
 from ssd_infer.evaluation.budget import Budget
+from ssd_infer.evaluation.contenders import Sampling
 from ssd_infer.evaluation.long_context import PLAIN, THEIRS, cell_report, measure_cell
 from ssd_infer.evaluation.peak import PeakMemory
-from ssd_infer.evaluation.prefilled import Prefilled, prefill, prefill_once
+from ssd_infer.evaluation.prefilled import Prefilled, prefill, prefill_once, room_for
+from ssd_infer.evaluation.strategies import line_up
 from ssd_infer.evaluation.tasks import Task
 from ssd_infer.settings import EvalSettings
+from ssd_infer.sparse import settle
 from tests.conftest import ModelFactory
+from tests.scripts import load_script
 
 NEW = 6
 DRAFTS: dict[str, dict[str, Any]] = {
@@ -156,3 +161,92 @@ def test_a_sweep_that_cannot_be_made_says_why(tiny_model: ModelFactory) -> None:
     assert "draft=ngram only" in sweep.sparse_sweep(bench_of(model, settings=other), deadline)["reason"]
     windowed = tiny_model("mistral", sliding_window=16)
     assert "sliding window" in sweep.sparse_sweep(bench_of(windowed), deadline)["reason"]
+
+
+def test_a_sweep_that_fails_costs_the_report_nothing(
+    tiny_model: ModelFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(_names: Any, _tokenizer: Any, count: int, context: int, _seed: int) -> list[Task]:
+        return [Task("long_continuation", prompts_of(count, context))]
+
+    def short_of_memory(filled: Prefilled, *arguments: Any, **more: Any) -> Any:
+        if len(filled.rows) == 3:
+            raise RuntimeError("not enough memory")
+        return measure_cell(filled, *arguments, **more)
+
+    monkeypatch.setattr(sweep, "build_tasks", build)
+    monkeypatch.setattr(sweep, "measure_cell", short_of_memory)
+    bench = bench_of(tiny_model())
+    found = sweep.sparse_sweep(bench, Budget(0).deadline(1))
+    assert {cell["batch"] for cell in found["cells"]} == {1}
+    assert found["budgets"]
+    rule = "the sweep at batch 3 and 40 tokens of context failed: RuntimeError: not enough memory"
+    assert bench.notes == [rule]
+
+
+@pytest.mark.parametrize("length", [1, 5])
+@pytest.mark.parametrize("selector", ["pillar", "vegas", "snapkv"])
+def test_contexts_shorter_than_what_is_heard_of_them(
+    tiny_model: ModelFactory, selector: str, length: int
+) -> None:
+    model = tiny_model()
+    target = Target.of(model)
+    filled = Prefilled(target, [prefill(target, row) for row in prompts_of(2, length)], 3, NEW)
+    params = {"selector": selector, "ratio": 0.1, "min_budget": 1, "gamma": 3, "cold_start": "prompt"}
+    cell = measure_cell(filled, {"draft": params}, NEW, 1, their_tokens=0)
+    assert [row["verdict"] for row in cell_report(cell, filled.slot_bytes, strict=True)] == ["pass"] * 2
+
+
+def test_there_is_room_for_the_longest_draft(tiny_model: ModelFactory) -> None:
+    model = tiny_model()
+    target, params = Target.of(model), {"gamma": 100, "ratio": 1.0}
+    rows = [prefill(target, row) for row in prompts_of(2)]
+    filled = Prefilled(target, rows, 2, NEW, room_for([params, {"gamma": "auto"}, {}]))
+    cell = measure_cell(filled, {"draft": params}, NEW, 1, their_tokens=0)
+    assert [row["verdict"] for row in cell_report(cell, filled.slot_bytes, strict=True)] == ["pass"] * 2
+
+
+def test_automatic_settings_are_those_of_the_timed_batch(
+    tiny_model: ModelFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[list[int]]] = []
+
+    def settle_sparse(_target: Any, _params: Any, prompts: list[list[int]], _do_sample: bool) -> Resolved:
+        seen.append(prompts)
+        return Resolved(None)
+
+    monkeypatch.setattr(settle, "settle_sparse", settle_sparse)
+    model = tiny_model()
+    rows = [*prompts_of(2, 9), *prompts_of(1, 30)]
+    for size in (1, 4):
+        target = Target.of(model)
+        line_up(model, target, "sparse_attention", {}, Sampling(), rows, batch_size=size)
+    assert [[len(row) for row in shown] for shown in seen] == [[30], [30, 9, 9, 30]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--batches", "0"), "argument --batches: must be >= 1 (got 0); try 1"),
+        (("--draft", "ratio=7"), "draft_params.ratio: must be in (0, 1] (got 7); try 0.05"),
+        (("--task", "nope"), "argument --task: is no task (got 'nope')"),
+        (("--dtype", "float31"), "argument --dtype: invalid choice: 'float31'"),
+        ((), "no directory"),
+    ],
+)
+def test_the_program_refuses_in_words(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    words: str,
+) -> None:
+    """Nothing of a checkpoint is needed for that: this one does not exist."""
+    program = load_script("bench_long_context")
+    monkeypatch.setattr("sys.argv", ["bench", str(tmp_path / "none"), *arguments])
+    try:
+        code = program.main()
+    except SystemExit as stop:
+        code = stop.code
+    assert code == 2
+    assert words in " ".join(capsys.readouterr().err.split())

@@ -378,8 +378,17 @@ def test_predicted_speedup_by_hand() -> None:
 
 def test_costs_are_measured_without_touching_the_model(tiny_model: ModelFactory) -> None:
     model = tiny_model()
-    before = model.config.to_dict()
+    before, state = model.config.to_dict(), torch.get_rng_state()
     costs = measure(Target.of(model), context=640, batch=2)
     assert costs.budgets == (64, 128)
     assert min(costs.plain, *costs.draft, *costs.select, *costs.verify) > 0
     assert model.config.to_dict() == before
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_quest_counts_what_it_reads() -> None:
+    """Of six layers two read 70 and 50 slots; four read three pages, a tail of 6, and extremes of 4 and 3 pages."""
+    quest = Quest(Shape(6, KV, 80, (70, 50), torch.device("cpu")), Budget(0.05, 1))
+    assert quest.read([70, 50]) == round((2 * 120 + 4 * (2 * 54 + 7)) / 12)
+    everything = Quest(Shape(2, KV, 80, (70, 50), torch.device("cpu")), Budget(0.05, 1))
+    assert everything.read([70, 50]) == 60

@@ -8,11 +8,13 @@ import pytest
 import torch
 
 import ssd_infer
+from ssd_infer.drafts.sparse_attention import SparseAttention
 from ssd_infer.engine.sampling import Sampler, SamplingParams
 from ssd_infer.engine.session import open_session
 from ssd_infer.engine.target import Target
 from ssd_infer.sparse import attention, plain
 from tests.conftest import ModelFactory
+from tests.experts.support import build_moe
 from tests.infer.test_exactness import NEW, prompts, reference
 
 DRAFTS: list[tuple[str | None, dict[str, Any]]] = [
@@ -61,3 +63,13 @@ def test_sliding_windows_keep_their_own_attention(tiny_model: ModelFactory) -> N
     session = open_session(target, [[2] * 1100] * 4, 8, 0, Sampler(SamplingParams(), target.device, 0))
     assert plain.grouped_layers(session) is None
     assert model.config.sliding_window == 16
+
+
+@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3"])
+def test_a_cache_of_compressed_keys_keeps_its_own_attention(family: str) -> None:
+    """Its layers attend to other keys than the cache holds, which must neither fail nor be taken for keys."""
+    model = build_moe(family, v_head_dim=12)
+    rows = [torch.randint(2, 61, (600,), generator=torch.Generator().manual_seed(row)) for row in range(8)]
+    reason = SparseAttention.applicable(Target.of(model))
+    assert reason is None or "compressed keys and values" in reason
+    assert ssd_infer.generate(model, rows, max_new_tokens=4).sequences == reference(model, rows, 4)
