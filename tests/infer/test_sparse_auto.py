@@ -114,9 +114,8 @@ def test_drafting_stops_when_drafts_are_wrong(
 def test_pace_counts_judged_drafts_by_position() -> None:
     pace = Pace([0.5] * 4, 4)
     assert pace.shares == pytest.approx([0.5] * 4)
-    pace.learn(
-        [4, 1], [4, 4]
-    )  # right: 2 1 1 1, judged: 2 2 1 1; one error of 3 expected, 3 more in the prior
+    # right: 2 1 1 1, judged: 2 2 1 1; one error where three were expected, and three more in the prior
+    pace.learn([4, 1], [4, 4])
     assert pace.shares == pytest.approx([(2 + 4) / 8, (1 + 4) / 8, (1 + 4) / 7, (1 + 4) / 7])
     pace.learn([0, 0], [1, 0])  # a row without drafts is not judged
     usual = 1 - 0.5 * (0.98 + 1 + 3) / (0.98 * 3 + 0.5 + 3)
