@@ -14,7 +14,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -52,7 +52,7 @@ def _value(text: str) -> Any:
 def _spec(text: str) -> str:
     """Check settings of a draft, which needs no model, before one loads."""
     try:
-        SparseAttention.parse(draft_params(text), cast(Any, None))
+        SparseAttention.parse(draft_params(text), None)
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     return text

@@ -20,8 +20,8 @@ Auto = Literal["auto"]
 class DraftParams:
     """Parameters of a strategy; each subclass is a dataclass with slots and checks itself against the target."""
 
-    def problems(self, target: Target) -> list[Problem]:
-        """Return the violated rules, keyed `draft_params.<field>`."""
+    def problems(self, target: Target | None) -> list[Problem]:
+        """Return the violated rules, keyed `draft_params.<field>`; without a target those that need none."""
         del target
         return []
 
@@ -129,8 +129,11 @@ class Drafter(ABC):
         return cls.resolve(target, cls.parse(raw, target), prompts, do_sample)
 
     @classmethod
-    def parse(cls, raw: Mapping[str, Any] | None, target: Target) -> DraftParams:
-        """Build typed parameters from `draft_params`; raises ConfigError with all problems together."""
+    def parse(cls, raw: Mapping[str, Any] | None, target: Target | None) -> DraftParams:
+        """Build typed parameters from `draft_params`; raises ConfigError with all problems together.
+
+        Before a model is loaded `target` is None, and what depends on it is not checked.
+        """
         raw = dict(raw or {})
         hints = typing.get_type_hints(cls.Params)
         known = {field.name: hints[field.name] for field in dataclasses.fields(cls.Params)}

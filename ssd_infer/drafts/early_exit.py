@@ -27,10 +27,10 @@ class EarlyExitParams(DraftParams):
     gamma: int | Auto = "auto"
     confidence: float | Auto = "auto"
 
-    def problems(self, target: Target) -> list[Problem]:
+    def problems(self, target: Target | None) -> list[Problem]:
         """Check 1 <= exit_layer < L, gamma >= 1 and 0 <= confidence < 1."""
         found = at_least("exit_layer", self.exit_layer, 1) + at_least("gamma", self.gamma, 1)
-        if isinstance(self.exit_layer, int) and self.exit_layer >= target.num_layers:
+        if target is not None and isinstance(self.exit_layer, int) and self.exit_layer >= target.num_layers:
             rule = f"must be < {target.num_layers}, the layers of this model"
             found.append(
                 Problem(

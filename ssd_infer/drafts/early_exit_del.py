@@ -49,15 +49,16 @@ class EarlyExitDelParams(DraftParams):
     """Least speedup, by acceptance and measured costs, an exit must promise; auto: 1, more where decoding proved slower
     than its costs."""
 
-    def problems(self, target: Target) -> list[Problem]:
+    def problems(self, target: Target | None) -> list[Problem]:
         """Check exits between 1 and L-1 and counts >= 1."""
         names = ("gamma", "candidates", "prompt")
         found = [problem for name in names for problem in at_least(name, getattr(self, name), 1)]
         if not 0 < self.omega <= 1:
             found.append(Problem("draft_params.omega", "must be in (0, 1]", self.omega, "try 0.95"))
-        wrong = [item for item in self.exits or [] if not 1 <= item < target.num_layers]
+        last = None if target is None else target.num_layers - 1
+        wrong = [item for item in self.exits or [] if item < 1 or (last is not None and item > last)]
         if wrong or self.exits == []:
-            rule = f"must hold layers from 1 to {target.num_layers - 1}"
+            rule = f"must hold layers from 1 to {'L-1' if last is None else last}"
             found.append(Problem("draft_params.exits", rule, self.exits))
         if not isinstance(self.guard, str) and not self.guard >= 0:
             found.append(Problem("draft_params.guard", "must be >= 0", self.guard, "try 1"))

@@ -34,7 +34,7 @@ class EarlyExitNgramParams(EarlyExitParams):
     trust: int = 3
     """Matches of at least this many tokens may bypass the exit once they have proved reliable; 0 turns it off."""
 
-    def problems(self, target: Target) -> list[Problem]:
+    def problems(self, target: Target | None) -> list[Problem]:
         """Check the early-exit rules, copy >= 1 and 1 <= min_ngram <= max_ngram."""
         found = EarlyExitParams.problems(self, target)
         found += at_least("copy", self.copy, 1) + at_least("min_ngram", self.min_ngram, 1)

@@ -21,7 +21,7 @@ class NgramParams(DraftParams):
     max_ngram: int = 4
     min_ngram: int = 1
 
-    def problems(self, target: Target) -> list[Problem]:
+    def problems(self, target: Target | None) -> list[Problem]:
         """Check gamma >= 1 and 1 <= min_ngram <= max_ngram."""
         del target
         found = at_least("gamma", self.gamma, 1) + at_least("min_ngram", self.min_ngram, 1)

@@ -52,11 +52,12 @@ class ReducedExpertsParams(DraftParams):
     max_window: int = 64
     """Mode adaptive: most tokens between two verify passes."""
 
-    def problems(self, target: Target) -> list[Problem]:
+    def problems(self, target: Target | None) -> list[Problem]:
         """Check 1 <= k_draft <= k, gamma >= 1 and the shares."""
         names = ("k_draft", "gamma", "max_window")
         found = [problem for name in names for problem in at_least(name, getattr(self, name), 1)]
-        top_k = min((layer.top_k for layer in moe_layers(target.layers)), default=0)
+        layers = [] if target is None else moe_layers(target.layers)
+        top_k = min((layer.top_k for layer in layers), default=0)
         if isinstance(self.k_draft, int) and self.k_draft > top_k > 0:
             rule = f"must be <= {top_k}, the experts this model routes a token to"
             found.append(Problem("draft_params.k_draft", rule, self.k_draft, f"try {max(1, top_k // 2)}"))

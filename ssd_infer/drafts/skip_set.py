@@ -53,11 +53,11 @@ class SkipSetParams(DraftParams):
             return None
         return SkipSet.of(self.skip_attention, self.skip_mlp)
 
-    def problems(self, target: Target) -> list[Problem]:
+    def problems(self, target: Target | None) -> list[Problem]:
         """Check layer numbers, gamma >= 1 and that shares lie in [0, 1]."""
         found = at_least("gamma", self.gamma, 1)
         for name in ("skip_attention", "skip_mlp"):
-            found += _bad_layers(name, getattr(self, name), target.num_layers)
+            found += _bad_layers(name, getattr(self, name), None if target is None else target.num_layers)
         if (self.skip_attention == "auto") != (self.skip_mlp == "auto"):
             key = "skip_mlp" if self.skip_mlp == "auto" else "skip_attention"
             rule = "must be given when the other list is"
@@ -71,11 +71,11 @@ class SkipSetParams(DraftParams):
         return found
 
 
-def _bad_layers(name: str, layers: list[int] | str, count: int) -> list[Problem]:
+def _bad_layers(name: str, layers: list[int] | str, count: int | None) -> list[Problem]:
     if isinstance(layers, str):
         return []
-    wrong = [layer for layer in layers if not 0 <= layer < count]
-    rule = f"must hold layer numbers from 0 to {count - 1}"
+    wrong = [layer for layer in layers if layer < 0 or (count is not None and layer >= count)]
+    rule = f"must hold layer numbers from 0 to {'L-1' if count is None else count - 1}"
     return [Problem(f"draft_params.{name}", rule, layer) for layer in wrong[:1]]
 
 

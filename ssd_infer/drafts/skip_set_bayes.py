@@ -18,7 +18,7 @@ class SkipSetBayesParams(SkipSetParams):
     search_seconds: float | Auto = "auto"
     """Longest search; a result saved beside the checkpoint needs none. Auto is a minute, in an evaluation its share."""
 
-    def problems(self, target: Target) -> list[Problem]:
+    def problems(self, target: Target | None) -> list[Problem]:
         """Check a skip set's rules and search_seconds > 0."""
         found = SkipSetParams.problems(self, target)
         if not isinstance(self.search_seconds, str) and not self.search_seconds > 0:

@@ -43,7 +43,7 @@ class SparseAttentionParams(DraftParams):
     phases: Literal["lockstep", "balanced"] = "lockstep"
     """Whether all rows draft and verify together, or out of step, so that every pass does some of both."""
 
-    def problems(self, target: Target) -> list[Problem]:
+    def problems(self, target: Target | None) -> list[Problem]:
         """Check 0 < ratio <= 1, min_budget >= 1 and gamma >= 1."""
         found = at_least("gamma", self.gamma, 1) + at_least("min_budget", self.min_budget, 1)
         if not isinstance(self.ratio, str) and not 0 < self.ratio <= 1:

@@ -66,7 +66,7 @@ class SwiftParams(DraftParams):
     """Least predicted speedup of a set that drafts: the best of several on a short window promises too much."""
     seed: int = 0
 
-    def problems(self, target: Target) -> list[Problem]:
+    def problems(self, target: Target | None) -> list[Problem]:
         """Check counts >= 1 and that shares lie in [0, 1]."""
         del target
         names = ("gamma", "interval", "bayes_every", "tolerance", "max_trials")

@@ -61,7 +61,7 @@ class Bench:
 
 def open_bench(settings: EvalSettings, say: Say) -> Bench:
     """Load the checkpoint and cut the prompts; raises before any measurement when something is wrong with either."""
-    check_draft(settings.draft)
+    check_draft(settings.draft, settings.draft_params)
     check_device(settings.device)
     budget = Budget(settings.max_minutes)
     say("loading the checkpoint")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,9 +65,13 @@ def known_drafts() -> dict[str, str]:
     return {row_name(name): name for name in names}
 
 
-def check_draft(name: str) -> None:
-    """Raise ConfigError when `draft=name` names neither `all`, nor a family, nor a strategy."""
-    choices = ["all", *dict.fromkeys([*FAMILIES.values(), *FAMILIES, *known_drafts()])]
+def check_draft(name: str, raw: Mapping[str, Any] | None = None) -> None:
+    """Raise ConfigError when `draft=name` names neither `all`, nor a family, nor a strategy.
+
+    Parameters `raw` of one strategy are checked as far as that needs no model.
+    """
+    known = known_drafts()
+    choices = ["all", *dict.fromkeys([*FAMILIES.values(), *FAMILIES, *known])]
     if row_name(name) not in choices:
         raise ConfigError(
             [
@@ -76,6 +80,8 @@ def check_draft(name: str) -> None:
                 )
             ]
         )
+    if row_name(name) in known:
+        drafts.get(known[row_name(name)]).parse(raw, None)
 
 
 def line_up(

@@ -21,7 +21,8 @@ NAME = "sparse_attention"
 RATIOS = (0.025, 0.05, 0.1, 0.2)
 TASK = "long_continuation"
 _GAMMA, _DISTINCT = 8, 4
-_Args, _Item = ParamSpec("_Args"), TypeVar("_Item")
+_Args = ParamSpec("_Args")
+_Item = TypeVar("_Item")
 
 
 def sparse_sweep(bench: Bench, deadline: Deadline) -> dict[str, Any]:

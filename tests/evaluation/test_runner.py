@@ -355,6 +355,27 @@ def test_an_unwritable_place_is_refused_before_loading(
         evaluate(settings(checkpoint, out=str(tmp_path / "file" / "out")))
 
 
+@pytest.mark.parametrize(
+    ("draft", "params", "message"),
+    [
+        ("early_exit", {"exit_layer": 0}, r"draft_params.exit_layer: must be >= 1 \(got 0\)"),
+        ("early_exit:ngram", {"gama": 2}, r"draft_params.gama: .*gamma"),
+        ("early_exit", {"gamma": "many"}, "draft_params.gamma: "),
+    ],
+)
+def test_wrong_parameters_are_refused_before_loading(
+    checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    draft: str,
+    params: dict[str, Any],
+    message: str,
+) -> None:
+    monkeypatch.setattr("ssd_infer.load", lambda *_, **__: pytest.fail("loaded"))
+    with pytest.raises(ConfigError, match=message):
+        evaluate(settings(checkpoint, out=str(tmp_path), draft=draft, draft_params=params))
+
+
 def test_libraries_are_quiet_during_an_evaluation(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
