@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 from typing import Self
 
@@ -22,11 +23,12 @@ class PeakMemory:
         self.bytes: int | None = None
 
     def __enter__(self) -> Self:
-        """Forget earlier peaks."""
+        """Forget earlier peaks, and give back what is free but still held."""
         self._watched = True
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
         else:
+            _trim()
             try:
                 _RESET.write_text("5")  # resets VmHWM, see proc_pid_clear_refs(5)
             except OSError:
@@ -39,6 +41,13 @@ class PeakMemory:
             self.bytes = torch.cuda.max_memory_allocated(self._device)
         elif self._watched:
             self.bytes = _resident_peak()
+
+
+def _trim() -> None:
+    """Have the C library return freed memory, which would else count as resident; glibc only."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _resident_peak() -> int | None:
