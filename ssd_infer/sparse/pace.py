@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from ssd_infer.sparse.costs import SparseCosts
 
-_WEIGHT, _FADE = 6.0, 0.98
+_WEIGHT, _POOL = 6.0, 24.0
+_FADE, _FORGET = 0.98, 0.9
 _PAUSE = 96
 """Plain steps between two looks at whether drafting pays again; a look costs about two of them."""
 _LOOK = 2
@@ -18,7 +19,8 @@ class Pace:
     One share a position, since rows and passages differ: where five drafts were right the sixth is likelier to be.
     Positions that were not judged lately are expected to err as often as the prior says, times how much more or less
     often than it the judged ones erred: bad luck at one position must not hold γ below it for good. The prior counts
-    as six verified drafts; old ones fade, whether or not their position was judged again.
+    as six verified drafts a position, and as 24 against all that were judged. Old ones fade, five times as fast where
+    none follow: what is not drafted is not judged, so only forgetting brings a position back.
     """
 
     def __init__(
@@ -37,7 +39,7 @@ class Pace:
     def shares(self) -> list[float]:
         """α_k: how often the draft at position k is right when all before it were."""
         judged = list(zip(self._right, self._judged, self._prior, strict=True))
-        usual = _WEIGHT * (1 - sum(self._prior) / max(1, len(self._prior))) + 1e-9
+        usual = _POOL * (1 - sum(self._prior) / max(1, len(self._prior))) + 1e-9
         errors = sum(count - right for right, count, _ in judged)
         expected = sum(count * (1 - prior) for _, count, prior in judged)
         scale = (errors + usual) / (expected + usual)
@@ -65,15 +67,13 @@ class Pace:
 
     def learn(self, accepted: Sequence[int], drafted: Sequence[int]) -> None:
         """Note what one verify pass accepted of each row's drafts; drafts after a wrong one are not judged."""
-        reached = min(len(self._right), max(drafted, default=0))
-        if not reached:
+        if not any(drafted):
             return
-        self._right = [_FADE * right for right in self._right]
-        self._judged = [_FADE * judged for judged in self._judged]
-        for place in range(reached):
+        for place in range(len(self._right)):
             right = sum(taken > place for taken in accepted)
             judged = sum(
                 taken >= place and count > place for taken, count in zip(accepted, drafted, strict=True)
             )
-            self._right[place] += right
-            self._judged[place] += judged
+            keep = _FADE if judged else _FORGET
+            self._right[place] = keep * self._right[place] + right
+            self._judged[place] = keep * self._judged[place] + judged

@@ -114,13 +114,17 @@ def test_drafting_stops_when_drafts_are_wrong(
 def test_pace_counts_judged_drafts_by_position() -> None:
     pace = Pace([0.5] * 4, 4)
     assert pace.shares == pytest.approx([0.5] * 4)
-    # right: 2 1 1 1, judged: 2 2 1 1; one error where three were expected, and three more in the prior
+    # right: 2 1 1 1, judged: 2 2 1 1; one error where three were expected, and twelve more in the prior
     pace.learn([4, 1], [4, 4])
-    assert pace.shares == pytest.approx([(2 + 4) / 8, (1 + 4) / 8, (1 + 4) / 7, (1 + 4) / 7])
-    pace.learn([0, 0], [1, 0])  # a row without drafts is not judged
-    usual = 1 - 0.5 * (0.98 + 1 + 3) / (0.98 * 3 + 0.5 + 3)
-    wanted = (0.98 * 2 + 6 * usual) / (0.98 * 2 + 1 + 6)
-    assert pace.shares[0] == pytest.approx(wanted)
+    usual = 1 - 0.5 * (1 + 12) / (3 + 12)
+    wanted = [(2 + 6 * usual) / 8, (1 + 6 * usual) / 8, (1 + 6 * usual) / 7, (1 + 6 * usual) / 7]
+    assert pace.shares == pytest.approx(wanted)
+    pace.learn(
+        [0, 0], [1, 0]
+    )  # a row without drafts is not judged; positions without any are forgotten faster
+    usual = 1 - 0.5 * (1 + 0.9 + 12) / (0.5 * (0.98 * 2 + 1 + 0.9 * 4) + 12)
+    assert pace.shares[0] == pytest.approx((0.98 * 2 + 6 * usual) / (0.98 * 2 + 1 + 6))
+    assert pace.shares[1] == pytest.approx((0.9 * 1 + 6 * usual) / (0.9 * 2 + 6))
     assert pace.gamma(3) == 3
     before = pace.shares
     pace.learn([0, 0], [0, 0])
@@ -133,7 +137,7 @@ def test_bad_luck_at_one_position_is_forgotten() -> None:
     pace.learn([2] * 8, [3] * 8)
     unlucky = pace.shares[2]
     assert unlucky < 0.5 < 0.85 < pace.shares[0]
-    for _ in range(100):
+    for _ in range(20):
         pace.learn([2] * 8, [2] * 8)
     assert pace.shares[2] > 0.8
     assert pace.shares[3] > 0.9
