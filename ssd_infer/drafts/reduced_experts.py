@@ -21,7 +21,7 @@ from ssd_infer.engine.target import Target
 from ssd_infer.errors import Problem
 from ssd_infer.experts.layout import MoeLayer, moe_layers, why_not
 from ssd_infer.experts.offload import resident_of
-from ssd_infer.experts.record import Round, Rounds
+from ssd_infer.experts.record import Pace, Round, Rounds
 from ssd_infer.experts.skipped import Skipped
 from ssd_infer.experts.views import reduced_view
 
@@ -35,6 +35,8 @@ class ReducedExpertsParams(DraftParams):
     k_draft: int | Auto = "auto"
     gamma: int | Auto = "auto"
     """Drafts a round; in mode adaptive, drafts a round that have to be compared."""
+    follow: bool | Auto = "auto"
+    """Double γ, up to `gamma`, after a round that was right throughout, and cut it to what was right after others."""
     mode: Mode = "lossless"
     """`adaptive` emits confident drafts without comparing them, which is lossy."""
     renorm: Literal["model", "full_mass"] = "model"
@@ -83,6 +85,7 @@ class ReducedExperts(Stepwise):
         super().__init__(session, params)
         self.params = settled = cast(ReducedExpertsParams, params)
         self.gamma = int(settled.gamma)
+        self.pace = Pace(self.gamma, settled.follow is True)
         self.confidence = float(settled.confidence)
         target = session.target
         self.resident = resident_of(target.layers)
@@ -116,10 +119,11 @@ class ReducedExperts(Stepwise):
             return self._adaptive(min(self.params.max_window, limit))
         if self.rounds is not None:
             self._top_probs = []
-        return super().propose(limit)
+        return self.extend(min(self.pace.now, limit), self.session.pending)
 
     def observe(self, feedback: Feedback) -> None:
-        """Stop reading ahead, and count what was skipped or, in calibration, what was right."""
+        """Stop reading ahead, set the pace, and count what was skipped or, in calibration, what was right."""
+        self.pace.learn(feedback.counts, feedback.accepted)
         if self.resident is not None:
             self.resident.forget_names()
         if feedback.proposal.trusted is not None:
@@ -177,7 +181,7 @@ class ReducedExperts(Stepwise):
                 probs.append(q)
             counts += alive
             pending += alive & ~trusted[-1]
-            alive &= (pending < self.gamma) & (sure >= self.confidence)
+            alive &= (pending < self.pace.now) & (sure >= self.confidence)
             if not bool(alive.any()):
                 break
         return self._proposal(drafts, counts, probs, states, torch.stack(trusted, dim=1))
