@@ -177,7 +177,7 @@ def _check_routed(config: PretrainedConfig, recipe: MoeConfig) -> None:
     if config.model_type not in ROUTED:
         raise UnsupportedModelError(
             f"recipe moe: {config.model_type} models have no routed experts known here; "
-            f"use model=qwen3_moe, or a {', '.join(ROUTED)} checkpoint with model=hf"
+            f"use model=qwen2_moe, or a {', '.join(ROUTED)} checkpoint with model=hf"
         )
     top_k = int(config.num_experts_per_tok)
     rule = f"must not exceed the {top_k} experts the model routes a token to"

@@ -31,6 +31,8 @@ MAX_GAMMA = 16
 STOPS = (0.0, 0.3, 0.5, 0.7)
 RACED = 3
 """Candidates that are raced against plain decoding, those with the best predictions."""
+PAIRS = 6
+"""Timed pairs of a race: prompts differ more in what they gain than with other drafts, for their texts' experts do."""
 _PROMPTS, _PROMPT_TOKENS, _NEW_TOKENS = 6, 64, 64
 
 
@@ -154,7 +156,7 @@ def _decide(target: Target, found: list[Candidate], prompts: list[list[int]], do
         note = f"plain decoding: the best predicted speedup is {found[0].predicted:.2f} ({found[0].details})"
         return Resolved(None, note, found[0].predicted)
     raced = [
-        (measured_speedup(target, ReducedExperts, candidate.params, prompts, do_sample), place)
+        (measured_speedup(target, ReducedExperts, candidate.params, prompts, do_sample, PAIRS), place)
         for place, candidate in enumerate(found[:RACED])
         if candidate.predicted >= 1.0
     ]

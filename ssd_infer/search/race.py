@@ -59,13 +59,18 @@ _known: weakref.WeakKeyDictionary[nn.Module, dict[_Key, float]] = weakref.WeakKe
 
 
 def measured_speedup(
-    target: Target, strategy: type[Drafter], params: DraftParams, prompts: list[list[int]], do_sample: bool
+    target: Target,
+    strategy: type[Drafter],
+    params: DraftParams,
+    prompts: list[list[int]],
+    do_sample: bool,
+    pairs: int = PAIRS,
 ) -> float:
     """Return the race of this model and draft, run the first time it is asked for in these surroundings."""
     races = _known.setdefault(target.model, {})
     key = (strategy.name, repr(params), do_sample, surroundings_key(target))
     if key not in races:
-        races[key] = race(target, strategy, params, prompts, do_sample)
+        races[key] = race(target, strategy, params, prompts, do_sample, pairs)
     return races[key]
 
 
