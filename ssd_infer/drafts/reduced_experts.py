@@ -42,13 +42,15 @@ class ReducedExpertsParams(DraftParams):
     renorm: Literal["model", "full_mass"] = "model"
     """Weights of the kept experts: as the router would, or scaled to the mass of all k."""
     confidence: float | Auto = "auto"
-    """A row stops after a token whose top probability is below it; 0 turns that off."""
+    """A row stops after a token whose lead over the runner-up, 1 - p₂/p₁, is below it; 0 turns that off. When sampling
+    it is the top probability that counts."""
     at_hand: bool | Auto = "auto"
     """Draft with experts in memory only; auto: where experts are offloaded."""
     prefetch: bool | Auto = "auto"
     """Read the experts that the full router would have used while drafting goes on; auto: where that is faster."""
     tau_accept: float | Auto = "auto"
-    """Mode adaptive: confidence from which a draft is not compared; auto calibrates it, above 1 compares all."""
+    """Mode adaptive: lead (as in `confidence`) from which a draft is not compared; auto calibrates it, above 1 compares
+    all."""
     eps: float = 0.02
     """Mode adaptive: highest share of wrong tokens among those not compared, with 95 % confidence."""
     max_window: int = 64
@@ -152,6 +154,16 @@ class ReducedExperts(Stepwise):
         if self.params.mode == "adaptive":
             self._logits.append(logits)
         return token, q
+
+    def _top(self, logits: Tensor, q: Tensor | None) -> Tensor:
+        """Return how sure `(B,)` a draft is: its best token's lead 1 - p₂/p₁, or the top probability when sampling.
+
+        Fewer experts change logits a little everywhere, so what they turn over are ties, however probable both sides.
+        """
+        if q is not None:
+            return super()._top(logits, q)
+        best = logits.float().topk(2, dim=-1).values
+        return -torch.expm1(best[:, 1] - best[:, 0])
 
     def _name(self, layer: MoeLayer, index: Tensor) -> None:
         """Tell the resident set which experts `(N, k)` verification will need."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ssd_infer.drafts.reduced_experts import ReducedExpertsParams
 
 MAX_GAMMA = 16
-STOPS = (0.0, 0.3, 0.5, 0.7)
+STOPS = (0.0, 0.05, 0.1, 0.2, 0.4)
 RACED = 3
 """Candidates that are raced against plain decoding, those with the best predictions."""
 PAIRS = 6
