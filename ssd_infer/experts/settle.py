@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 MAX_GAMMA = 16
 STOPS = (0.0, 0.05, 0.1, 0.2, 0.4)
-RACED = 3
-"""Candidates that are raced against plain decoding, those with the best predictions."""
+RACED = 2
+"""Candidates raced against plain decoding: so many of those that read ahead, and of those that do not."""
 PAIRS = 6
 """Timed pairs of a race: prompts differ more in what they gain than with other drafts, for their texts' experts do."""
 _PROMPTS, _PROMPT_TOKENS, _NEW_TOKENS = 6, 64, 64
@@ -155,13 +155,19 @@ def _decide(target: Target, found: list[Candidate], prompts: list[list[int]], do
     if found[0].predicted < 1.0:
         note = f"plain decoding: the best predicted speedup is {found[0].predicted:.2f} ({found[0].details})"
         return Resolved(None, note, found[0].predicted)
+    ways = ([candidate for candidate in found if candidate.params.prefetch is way] for way in (True, False))
     raced = [
-        (measured_speedup(target, ReducedExperts, candidate.params, prompts, do_sample, PAIRS), place)
-        for place, candidate in enumerate(found[:RACED])
+        (
+            measured_speedup(
+                target, ReducedExperts, candidate.params, prompts, do_sample, PAIRS, pooled=True
+            ),
+            candidate,
+        )
+        for way in ways
+        for candidate in way[:RACED]
         if candidate.predicted >= 1.0
     ]
-    measured, place = max(raced)
-    best = found[place]
+    measured, best = max(raced, key=lambda entry: entry[0])
     note = f"{best.details}, predicted {best.predicted:.2f}×, measured {measured:.2f}× on the calibration prompts"
     if measured < 1.0:
         return Resolved(None, f"plain decoding: {note}", measured)
