@@ -54,6 +54,7 @@ class Runner:
     draft: str | None = None
     params: dict[str, Any] = field(default_factory=dict)
     note: str = ""
+    do_sample: bool = False
     totals: list[Totals] = field(default_factory=list)
     texts: list[list[int]] = field(default_factory=list)
     drafted: int = 0
@@ -71,6 +72,8 @@ class Runner:
             draft=self.draft,
             draft_params=self.params if self.draft else None,
             max_new_tokens=new_tokens,
+            do_sample=self.do_sample,
+            seed=len(self.totals),
         )
         spent = time.perf_counter() - start
         total = out.stats.total
@@ -105,7 +108,12 @@ def settled(runner: Runner, prompts: list[list[int]]) -> Runner:
     if runner.draft is None:
         return runner
     out = ssd_infer.generate(
-        runner.loaded, prompts, draft=runner.draft, draft_params=runner.params, max_new_tokens=1
+        runner.loaded,
+        prompts,
+        draft=runner.draft,
+        draft_params=runner.params,
+        max_new_tokens=1,
+        do_sample=runner.do_sample,
     )
     runner.note = out.note
     if out.draft is None:
@@ -116,7 +124,7 @@ def settled(runner: Runner, prompts: list[list[int]]) -> Runner:
 
 
 def line_up(
-    checkpoint: str, store: Path, budget: float, calibration: list[list[int]], given: dict[str, Any]
+    args: argparse.Namespace, store: Path, budget: float, calibration: list[list[int]], given: dict[str, Any]
 ) -> list[Runner]:
     """Open every contender at one budget and settle its parameters, but for those that are `given`."""
     kinds: list[tuple[str, str | None, str, dict[str, Any]]] = [
@@ -126,16 +134,28 @@ def line_up(
         ("lossless, draft may read", "reduced_experts", DRAFT_POLICY, {"at_hand": False}),
         ("adaptive", "reduced_experts+adaptive", DRAFT_POLICY, {}),
     ]
+    if args.by_hand:
+        kinds = kinds[: len(PLAIN)]
+        kinds += [(text, *_by_hand(text)) for text in args.by_hand]
     runners = []
     for name, draft, policy, params in kinds:
-        loaded = load_offloaded(checkpoint, budget, store=store, policy=policy, trace=True)
+        loaded = load_offloaded(args.checkpoint, budget, store=store, policy=policy, trace=True)
         resident = resident_of(Target.of(loaded.model).layers)
         assert resident is not None
         runners.append(
-            settled(Runner(name, loaded, resident, draft, given | params if draft else {}), calibration)
+            settled(
+                Runner(name, loaded, resident, draft, given | params if draft else {}, do_sample=args.sample),
+                calibration,
+            )
         )
         console.print(f"{name}: {runners[-1].note or 'plain'}", style="dim")
     return runners
+
+
+def _by_hand(text: str) -> tuple[str, str, dict[str, Any]]:
+    """Return draft, policy and parameters of `k_draft=1,gamma=6`; with `tau_accept` it is the adaptive mode."""
+    params = {name: json.loads(value) for name, value in (part.split("=") for part in text.split(","))}
+    return "reduced_experts" + "+adaptive" * ("tau_accept" in params), DRAFT_POLICY, params
 
 
 def compare(runners: list[Runner], prompts: list[list[int]], new_tokens: int) -> list[dict[str, Any]]:
@@ -321,6 +341,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--new-tokens", type=int, default=96)
     parser.add_argument("--k-draft", type=int, help="experts a drafted token; calibrated if left out")
     parser.add_argument("--gamma", type=int, help="drafts a round; calibrated if left out")
+    parser.add_argument("--sample", action="store_true", help="sample at temperature 1 instead of greedily")
+    parser.add_argument(
+        "--by-hand", nargs="+", help="settings instead of automatic ones, each like k_draft=1,gamma=6"
+    )
     parser.add_argument("--against", help="a second checkpoint: compare acceptance and U(T) only")
     parser.add_argument("--memory", action="store_true", help="measure peak memory only")
     parser.add_argument("--child", type=float, help=argparse.SUPPRESS)
@@ -374,7 +398,7 @@ def one_budget(
     os.close(file)
     given = {"k_draft": args.k_draft, "gamma": args.gamma}
     given = {name: value for name, value in given.items() if value is not None}
-    runners = line_up(args.checkpoint, store, budget, calibration, given)
+    runners = line_up(args, store, budget, calibration, given)
     before = read_bytes()
     rows = compare(runners, prompts, args.new_tokens)
     fetched = read_bytes() - before

@@ -39,6 +39,7 @@ FAMILIES: dict[str, str] = {
     "mistral": "mistral",
     "olmo2": "olmo2",
     "qwen3_moe": "qwen3_moe",
+    "qwen2_moe": "qwen2_moe",
     "olmoe": "olmoe",
 }
 """Families a model from scratch may have, with transformers' name of each."""
@@ -100,6 +101,7 @@ def scratch_config(
             "num_experts_per_tok": cfg.experts_per_token,
             "norm_topk_prob": cfg.norm_topk_prob,
             "moe_intermediate_size": cfg.intermediate_size,
+            "shared_expert_intermediate_size": cfg.shared_intermediate_size,
         }
     config: PretrainedConfig = AutoConfig.for_model(
         FAMILIES[cfg.family],
@@ -175,7 +177,7 @@ def _check_routed(config: PretrainedConfig, recipe: MoeConfig) -> None:
     if config.model_type not in ROUTED:
         raise UnsupportedModelError(
             f"recipe moe: {config.model_type} models have no routed experts known here; "
-            f"use model=qwen3_moe, or a {', '.join(ROUTED)} checkpoint with model=hf"
+            f"use model=qwen2_moe, or a {', '.join(ROUTED)} checkpoint with model=hf"
         )
     top_k = int(config.num_experts_per_tok)
     rule = f"must not exceed the {top_k} experts the model routes a token to"

@@ -31,7 +31,7 @@ class Routers:
         reason = why_not(model_type, self.layers)
         if reason is not None:
             raise UnsupportedModelError(
-                f"recipe moe: {reason}; use model=qwen3_moe or an MoE checkpoint with model=hf"
+                f"recipe moe: {reason}; use model=qwen2_moe or an MoE checkpoint with model=hf"
             )
 
     @property

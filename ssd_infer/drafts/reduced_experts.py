@@ -21,7 +21,7 @@ from ssd_infer.engine.target import Target
 from ssd_infer.errors import Problem
 from ssd_infer.experts.layout import MoeLayer, moe_layers, why_not
 from ssd_infer.experts.offload import resident_of
-from ssd_infer.experts.record import Round, Rounds
+from ssd_infer.experts.record import Pace, Round, Rounds
 from ssd_infer.experts.skipped import Skipped
 from ssd_infer.experts.views import reduced_view
 
@@ -35,18 +35,22 @@ class ReducedExpertsParams(DraftParams):
     k_draft: int | Auto = "auto"
     gamma: int | Auto = "auto"
     """Drafts a round; in mode adaptive, drafts a round that have to be compared."""
+    follow: bool | Auto = "auto"
+    """Double γ, up to `gamma`, after a round that was right throughout, and cut it to what was right after others."""
     mode: Mode = "lossless"
     """`adaptive` emits confident drafts without comparing them, which is lossy."""
     renorm: Literal["model", "full_mass"] = "model"
     """Weights of the kept experts: as the router would, or scaled to the mass of all k."""
     confidence: float | Auto = "auto"
-    """A row stops after a token whose top probability is below it; 0 turns that off."""
+    """A row stops after a token whose lead over the runner-up, 1 - p₂/p₁, is below it; 0 turns that off. When sampling
+    it is the top probability that counts."""
     at_hand: bool | Auto = "auto"
     """Draft with experts in memory only; auto: where experts are offloaded."""
     prefetch: bool | Auto = "auto"
     """Read the experts that the full router would have used while drafting goes on; auto: where that is faster."""
     tau_accept: float | Auto = "auto"
-    """Mode adaptive: confidence from which a draft is not compared; auto calibrates it, above 1 compares all."""
+    """Mode adaptive: lead (as in `confidence`) from which a draft is not compared; auto calibrates it, above 1 compares
+    all."""
     eps: float = 0.02
     """Mode adaptive: highest share of wrong tokens among those not compared, with 95 % confidence."""
     max_window: int = 64
@@ -84,6 +88,7 @@ class ReducedExperts(Stepwise):
         super().__init__(session, params)
         self.params = settled = cast(ReducedExpertsParams, params)
         self.gamma = int(settled.gamma)
+        self.pace = Pace(self.gamma, settled.follow is True)
         self.confidence = float(settled.confidence)
         target = session.target
         self.resident = resident_of(target.layers)
@@ -117,10 +122,11 @@ class ReducedExperts(Stepwise):
             return self._adaptive(min(self.params.max_window, limit))
         if self.rounds is not None:
             self._top_probs = []
-        return super().propose(limit)
+        return self.extend(min(self.pace.now, limit), self.session.pending)
 
     def observe(self, feedback: Feedback) -> None:
-        """Stop reading ahead, and count what was skipped or, in calibration, what was right."""
+        """Stop reading ahead, set the pace, and count what was skipped or, in calibration, what was right."""
+        self.pace.learn(feedback.counts, feedback.accepted)
         if self.resident is not None:
             self.resident.forget_names()
         if feedback.proposal.trusted is not None:
@@ -150,6 +156,16 @@ class ReducedExperts(Stepwise):
             self._logits.append(logits)
         return token, q
 
+    def _top(self, logits: Tensor, q: Tensor | None) -> Tensor:
+        """Return how sure `(B,)` a draft is: its best token's lead 1 - p₂/p₁, or the top probability when sampling.
+
+        Fewer experts change logits a little everywhere, so what they turn over are ties, however probable both sides.
+        """
+        if q is not None:
+            return super()._top(logits, q)
+        best = logits.float().topk(2, dim=-1).values
+        return -torch.expm1(best[:, 1] - best[:, 0])
+
     def _name(self, layer: MoeLayer, index: Tensor) -> None:
         """Tell the resident set which experts `(N, k)` verification will need."""
         assert self.resident is not None
@@ -178,7 +194,7 @@ class ReducedExperts(Stepwise):
                 probs.append(q)
             counts += alive
             pending += alive & ~trusted[-1]
-            alive &= (pending < self.gamma) & (sure >= self.confidence)
+            alive &= (pending < self.pace.now) & (sure >= self.confidence)
             if not bool(alive.any()):
                 break
         return self._proposal(drafts, counts, probs, states, torch.stack(trusted, dim=1))

@@ -46,9 +46,10 @@ class MoeCosts:
         slope = (self.verify[-1] - self.verify[-2]) / (last - self.widths[-2])
         return self.verify[-1] + max(0.0, slope) * (width - last)
 
-    def speedup(self, emitted: float, drafted: float) -> float:
-        """Return the predicted speedup of rounds that emit and draft so many tokens on average."""
-        return emitted * self.plain / (drafted * self.draft + self.verify_at(drafted + 1))
+    def speedup(self, rounds: Sequence[tuple[int, int]]) -> float:
+        """Return the predicted speedup of `rounds` of (emitted, drafted) tokens."""
+        spent = sum(drafted * self.draft + self.verify_at(drafted + 1) for _, drafted in rounds)
+        return sum(emitted for emitted, _ in rounds) * self.plain / spent if rounds else 0.0
 
 
 @torch.inference_mode()

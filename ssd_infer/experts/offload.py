@@ -24,6 +24,8 @@ IMPLEMENTATION = "ssd_offload"
 """Name under which transformers' experts modules find `routed_experts`."""
 FOLDER = "experts"
 _PLACE = "ssd_resident"
+_FEW = 4
+"""Tokens up to which an expert's product is taken column by column."""
 
 
 def routed_experts(module: nn.Module, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -58,8 +60,21 @@ def _places(index: Tensor, weights: Tensor) -> dict[int, list[int]]:
 
 
 def _expert(module: nn.Module, hidden: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    gated: Tensor = cast(Any, module)._apply_gate(nn.functional.linear(hidden, first))
-    return nn.functional.linear(gated, second)
+    gated: Tensor = cast(Any, module)._apply_gate(_times(hidden, first))
+    return _times(gated, second)
+
+
+def _times(hidden: Tensor, weight: Tensor) -> Tensor:
+    """Return `hidden` `(T, d)` times the transpose of `weight` `(m, d)`.
+
+    On a CPU the product of the matrix with a few columns reads it twice as fast as the one of a row with the matrix
+    (26 against 12 GB/s on a Zen 5), so a few tokens become columns, and a single one two equal columns.
+    """
+    tokens = len(hidden)
+    if hidden.device.type != "cpu" or tokens > _FEW:
+        return nn.functional.linear(hidden, weight)
+    columns = hidden.expand(2, -1) if tokens == 1 else hidden
+    return (weight @ columns.t()).t()[:tokens]
 
 
 def register() -> None:

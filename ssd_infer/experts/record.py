@@ -20,40 +20,88 @@ class Round:
         return [(self.confidence[place], place < self.accepted) for place in range(reach)]
 
 
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How far a round drafts."""
+
+    gamma: int
+    """Most drafts that have to be compared."""
+    stop: float = 0.0
+    """A round ends after a draft less sure than this."""
+    follow: bool = False
+    """γ is doubled after a round that was right throughout, and cut to what was right after any other."""
+    threshold: float = math.inf
+    """Drafts at least this sure are not compared."""
+    window: int = 64
+    """Most drafts of a round."""
+
+
+@dataclass(slots=True)
+class Pace:
+    """γ of the next round: the one given, or one that follows what was accepted and never exceeds it."""
+
+    gamma: int
+    follow: bool
+    now: int = 0
+
+    def __post_init__(self) -> None:
+        """Begin with all of γ."""
+        self.now = self.gamma
+
+    def learn(self, drafted: Sequence[int], accepted: Sequence[int]) -> None:
+        """Note a round, one entry a row; the row that got furthest sets the pace."""
+        if self.follow:
+            pairs = zip(drafted, accepted, strict=True)
+            wishes = [2 * self.now if right == count else right for count, right in pairs]
+            self.now = min(self.gamma, max(1, *wishes))
+
+
 @dataclass(slots=True)
 class Rounds:
-    """Rounds drafted at full length, without any stop."""
+    """Rounds drafted at full length, without any stop, one after the other."""
 
     rounds: list[Round] = field(default_factory=list)
 
-    def shares(self, gamma: int) -> list[float]:
-        """Return α_k: how often draft k was right once its predecessors were; half a draft more of each kind counts."""
-        found = []
-        for place in range(gamma):
-            judged = [round_ for round_ in self.rounds if len(round_.confidence) > place <= round_.accepted]
-            right = sum(round_.accepted > place for round_ in judged)
-            found.append((right + 0.5) / (len(judged) + 1))
+    def play(self, rule: Rule) -> list[tuple[int, int]]:
+        """Return (emitted, drafted) of each round that `rule` would have made of the same text."""
+        text, pace, found, at = self.text(), Pace(rule.gamma, rule.follow), [], 0
+        while at < len(text):
+            drafted, accepted = _round(text[at : at + rule.window], rule, pace.now)
+            found.append((accepted + 1, drafted))
+            pace.learn([drafted], [accepted])
+            at += accepted + 1
         return found
 
-    def outcome(self, gamma: int, stop: float) -> tuple[float, float]:
-        """Return mean emitted and drafted tokens of a round of at most `gamma` drafts that ends below `stop`."""
-        emitted = drafted = 0
+    def text(self) -> list[tuple[float, bool]]:
+        """Return (confidence, right) of the draft for every emitted token.
+
+        The token after a round that was right throughout was not drafted and counts as that round's last draft.
+        """
+        found = []
         for round_ in self.rounds:
-            length = _length(round_.confidence, gamma, stop)
-            drafted += length
-            emitted += min(round_.accepted, length) + 1
-        count = max(1, len(self.rounds))
-        return emitted / count, drafted / count
+            found += round_.judged()
+            if round_.confidence and round_.accepted == len(round_.confidence):
+                found.append((round_.confidence[-1], True))
+        return found
 
     def judged(self) -> list[tuple[float, bool]]:
         """Return (confidence, right) of every draft proper."""
         return [pair for round_ in self.rounds for pair in round_.judged()]
 
 
-def _length(confidence: Sequence[float], gamma: int, stop: float) -> int:
-    """Return how many are drafted until one below `stop` was appended."""
-    limit = min(gamma, len(confidence))
-    return next((place + 1 for place in range(limit) if confidence[place] < stop), limit)
+def _round(ahead: Sequence[tuple[float, bool]], rule: Rule, gamma: int) -> tuple[int, int]:
+    """Return how many tokens a round drafts along `ahead`, and how many of them are emitted."""
+    drafted = compared = 0
+    accepted: int | None = None
+    for confidence, right in ahead:
+        trusted = confidence >= rule.threshold
+        if accepted is None and not right and not trusted:
+            accepted = drafted
+        drafted += 1
+        compared += not trusted
+        if compared >= gamma or confidence < rule.stop:
+            break
+    return drafted, drafted if accepted is None else accepted
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -20,14 +21,18 @@ from ssd_infer.engine.target import Target
 from ssd_infer.experts.costs import MoeCosts, measure_costs
 from ssd_infer.experts.layout import moe_layers
 from ssd_infer.experts.offload import resident_of
-from ssd_infer.experts.record import NOTHING, Rounds, Trust, calibrate_trust
+from ssd_infer.experts.record import NOTHING, Rounds, Rule, Trust, calibrate_trust
 from ssd_infer.search.race import measured_speedup
 
 if TYPE_CHECKING:
     from ssd_infer.drafts.reduced_experts import ReducedExpertsParams
 
 MAX_GAMMA = 16
-STOPS = (0.0, 0.3, 0.5, 0.7)
+STOPS = (0.0, 0.05, 0.1, 0.2, 0.4)
+RACED = 2
+"""Candidates raced against plain decoding: so many of those that read ahead, and of those that do not."""
+PAIRS = 6
+"""Timed pairs of a race: prompts differ more in what they gain than with other drafts, for their texts' experts do."""
 _PROMPTS, _PROMPT_TOKENS, _NEW_TOKENS = 6, 64, 64
 
 
@@ -38,27 +43,19 @@ class Profile:
     rounds: Rounds
     costs: MoeCosts
 
-    def options(self, gammas: Iterable[int], stops: Iterable[float]) -> list[tuple[float, int, float]]:
-        """Return (predicted speedup, γ, stop) of every combination."""
-        return [
-            (self.costs.speedup(*self.rounds.outcome(gamma, stop)), gamma, stop)
-            for gamma in gammas
-            for stop in stops
-        ]
+    def best(self, rules: Iterable[Rule]) -> tuple[float, Rule]:
+        """Return the rule with the highest predicted speedup, the first of equals, and that speedup."""
+        found = [(self.costs.speedup(self.rounds.play(rule)), rule) for rule in rules]
+        return max(found, key=lambda option: option[0])
 
-    def adaptive(self, trust: Trust, gamma: int, window: int) -> float:
-        """Return the predicted speedup of mode adaptive: what is neither trusted nor right ends a window.
 
-        Drafts are taken as independent of each other. A window also ends at γ drafts that have to be compared.
-        """
-        judged = self.rounds.judged()
-        count = max(1, len(judged))
-        trusted = sum(sure >= trust.threshold for sure, _ in judged) / count
-        wrong = sum(sure < trust.threshold and not right for sure, right in judged) / count
-        drafted = min(float(window), gamma / max(1e-9, 1 - trusted))
-        passed = 1 - wrong
-        emitted = 1 + sum(passed**place for place in range(1, int(drafted) + 1))
-        return self.costs.speedup(emitted, drafted)
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A way to draft with everything settled, the speedup predicted for it, and what to say of it."""
+
+    predicted: float
+    params: ReducedExpertsParams
+    details: str
 
 
 _profiles: weakref.WeakKeyDictionary[nn.Module, dict[tuple[object, ...], Profile]] = (
@@ -76,55 +73,63 @@ def settle_reduced(
     known = params.mode == "lossless" or params.tau_accept != "auto"
     if params.k_draft != "auto" and params.gamma != "auto" and known:
         stop = 0.0 if params.confidence == "auto" else params.confidence
-        return Resolved(replace(params, confidence=stop, prefetch=bool(params.prefetch)))
-    settle = _settle_adaptive if params.mode == "adaptive" else _settle_lossless
-    return _raced(target, settle(target, params, prompts, do_sample), prompts, do_sample)
+        follow = params.follow is True
+        return Resolved(replace(params, confidence=stop, prefetch=bool(params.prefetch), follow=follow))
+    candidates = _adaptive if params.mode == "adaptive" else _lossless
+    return _decide(target, candidates(target, params, prompts, do_sample), prompts, do_sample)
 
 
-def _settle_lossless(
+def _lossless(
     target: Target, params: ReducedExpertsParams, prompts: list[list[int]], do_sample: bool
-) -> Resolved:
-    """Take the fastest of every k_draft, γ, stop and way to read by predicted speed; plain decoding when none gains."""
-    gammas = range(1, MAX_GAMMA + 1) if params.gamma == "auto" else [int(params.gamma)]
-    stops = STOPS if params.confidence == "auto" else (float(params.confidence),)
-    found = [
-        (*option, entrant, profile)
-        for entrant in _entrants(target, params)
-        for profile in [recall(target, entrant, prompts, do_sample)]
-        for option in profile.options(gammas, stops)
-    ]
-    speedup, gamma, stop, entrant, profile = max(found, key=lambda option: option[0])
-    details = f"{_named(entrant)}, γ {gamma}, stop below {stop:g}, {_unions(profile.costs)}"
-    if speedup < 1.0:
-        note = f"plain decoding: the best predicted speedup is {speedup:.2f} ({details})"
-        return Resolved(None, note, speedup)
-    settled = replace(entrant, gamma=gamma, confidence=stop)
-    return Resolved(settled, f"auto: {details}, predicted {speedup:.2f}×", speedup)
+) -> list[Candidate]:
+    """Return the rule with the best predicted speed for every k_draft and way to read."""
+    found = []
+    for entrant in _entrants(target, params):
+        profile = recall(target, entrant, prompts, do_sample)
+        speedup, rule = profile.best(_rules(params, STOPS, math.inf))
+        details = f"{_named(entrant)}, {_ruled(rule)}, {_unions(profile.costs)}"
+        found.append(Candidate(speedup, _following(entrant, rule), details))
+    return found
 
 
-def _settle_adaptive(
+def _adaptive(
     target: Target, params: ReducedExpertsParams, prompts: list[list[int]], do_sample: bool
-) -> Resolved:
-    """Calibrate τ for every k_draft and take the fastest; plain decoding when nothing is predicted to gain."""
-    gammas = range(1, MAX_GAMMA + 1) if params.gamma == "auto" else [int(params.gamma)]
-    stop = 0.0 if params.confidence == "auto" else float(params.confidence)
+) -> list[Candidate]:
+    """Calibrate τ for every k_draft and way to read; return the rule with the best predicted speed for each."""
     found = []
     for entrant in _entrants(target, params):
         profile = recall(target, entrant, prompts, do_sample)
         trust = trust_of(profile.rounds, params)
-        options = [(profile.adaptive(trust, gamma, params.max_window), gamma) for gamma in gammas]
-        found.append((*max(options), entrant, trust, profile))
-    speedup, gamma, entrant, trust, profile = max(found, key=lambda option: option[0])
-    bound = "none trusted" if trust.bound is None else f"≤ {trust.bound:.1%} of {trust.count} wrong"
-    details = (
-        f"{_named(entrant)}, γ {gamma}, τ {trust.threshold:.3f} ({bound}, {trust.coverage:.0%} of drafts)"
-    )
-    if speedup < 1.0:
-        note = f"plain decoding: the best predicted speedup is {speedup:.2f} ({details})"
-        return Resolved(None, note, speedup)
-    settled = replace(entrant, gamma=gamma, confidence=stop, tau_accept=trust.threshold)
-    note = f"auto: {details}, {_unions(profile.costs)}, predicted {speedup:.2f}×"
-    return Resolved(settled, note, speedup)
+        speedup, rule = profile.best(_rules(params, (0.0,), trust.threshold))
+        bound = "none trusted" if trust.bound is None else f"≤ {trust.bound:.1%} of {trust.count} wrong"
+        details = (
+            f"{_named(entrant)}, {_ruled(rule)}, τ {trust.threshold:.3f} ({bound}, {trust.coverage:.0%} of drafts), "
+            f"{_unions(profile.costs)}"
+        )
+        settled = replace(_following(entrant, rule), tau_accept=trust.threshold)
+        found.append(Candidate(speedup, settled, details))
+    return found
+
+
+def _rules(params: ReducedExpertsParams, stops: Iterable[float], threshold: float) -> list[Rule]:
+    """Return every rule that what is given leaves open."""
+    gammas = range(1, MAX_GAMMA + 1) if params.gamma == "auto" else [int(params.gamma)]
+    chosen = stops if params.confidence == "auto" else (float(params.confidence),)
+    ways = (False, True) if params.follow == "auto" else (bool(params.follow),)
+    return [
+        Rule(gamma, stop, follow, threshold, params.max_window if threshold < math.inf else gamma)
+        for follow in ways
+        for stop in chosen
+        for gamma in gammas
+    ]
+
+
+def _following(entrant: ReducedExpertsParams, rule: Rule) -> ReducedExpertsParams:
+    return replace(entrant, gamma=rule.gamma, confidence=rule.stop, follow=rule.follow)
+
+
+def _ruled(rule: Rule) -> str:
+    return f"γ {'up to ' if rule.follow else ''}{rule.gamma}, stop below {rule.stop:g}"
 
 
 def trust_of(rounds: Rounds, params: ReducedExpertsParams) -> Trust:
@@ -138,20 +143,35 @@ def trust_of(rounds: Rounds, params: ReducedExpertsParams) -> Trust:
     return Trust(params.tau_accept, None, len(covered) / len(judged), len(covered))
 
 
-def _raced(target: Target, found: Resolved, prompts: list[list[int]], do_sample: bool) -> Resolved:
-    """Return `found` unless it loses a race against plain decoding on the prompts.
+def _decide(target: Target, found: list[Candidate], prompts: list[list[int]], do_sample: bool) -> Resolved:
+    """Race the candidates with the best predictions and return the fastest; plain decoding when none wins its race.
 
-    Costs are timed pass by pass; what the draft's reads push out of memory only shows when both decode.
+    Costs are timed pass by pass; what the draft's reads push out of memory only shows when both decode, and it differs
+    from candidate to candidate, so the order of the predictions is not taken for the order of the speeds either.
     """
     from ssd_infer.drafts.reduced_experts import ReducedExperts
 
-    if found.params is None:
-        return found
-    measured = measured_speedup(target, ReducedExperts, found.params, prompts, do_sample)
-    note = f"{found.note}, measured {measured:.2f}× on the calibration prompts"
+    found = sorted(found, key=lambda candidate: candidate.predicted, reverse=True)
+    if found[0].predicted < 1.0:
+        note = f"plain decoding: the best predicted speedup is {found[0].predicted:.2f} ({found[0].details})"
+        return Resolved(None, note, found[0].predicted)
+    ways = ([candidate for candidate in found if candidate.params.prefetch is way] for way in (True, False))
+    raced = [
+        (
+            measured_speedup(
+                target, ReducedExperts, candidate.params, prompts, do_sample, PAIRS, pooled=True
+            ),
+            candidate,
+        )
+        for way in ways
+        for candidate in way[:RACED]
+        if candidate.predicted >= 1.0
+    ]
+    measured, best = max(raced, key=lambda entry: entry[0])
+    note = f"{best.details}, predicted {best.predicted:.2f}×, measured {measured:.2f}× on the calibration prompts"
     if measured < 1.0:
-        return Resolved(None, f"plain decoding: {note.removeprefix('auto: ')}", measured)
-    return replace(found, note=note)
+        return Resolved(None, f"plain decoding: {note}", measured)
+    return Resolved(best.params, f"auto: {note}", best.predicted)
 
 
 def _entrants(target: Target, params: ReducedExpertsParams) -> list[ReducedExpertsParams]:
@@ -198,7 +218,7 @@ def make_profile(
     from ssd_infer.drafts.reduced_experts import ReducedExperts
 
     sampler = Sampler(SamplingParams(do_sample=do_sample), target.device, seed=0)
-    drafting = replace(params, mode="lossless", gamma=MAX_GAMMA, confidence=0.0)
+    drafting = replace(params, mode="lossless", gamma=MAX_GAMMA, confidence=0.0, follow=False)
     rounds, text, first = Rounds(), [0], 1
     for prompt in prompts[:_PROMPTS]:
         start = prompt[-_PROMPT_TOKENS:]

@@ -29,9 +29,10 @@ def race(
     do_sample: bool,
     pairs: int = PAIRS,
     tokens: int = TOKENS,
+    pooled: bool = False,
 ) -> float:
-    """Return the median of plain seconds ÷ draft seconds over `pairs` decodings of the same prompt and seed."""
-    begin, ratios = time.perf_counter(), list[float]()
+    """Return what `summary` makes of the plain and draft seconds of `pairs` decodings of the same prompt and seed."""
+    begin, timed = time.perf_counter(), list[tuple[float, float]]()
     for turn in range(pairs + 1):
         prompt, seconds = prompts[turn % len(prompts)][-PROMPT_TOKENS:], dict[bool, float]()
         for drafting in (False, True) if turn % 2 else (True, False):
@@ -48,10 +49,20 @@ def race(
             )
             seconds[drafting] = time.perf_counter() - start
         if turn:  # the first pair only warms up
-            ratios.append(seconds[False] / seconds[True])
+            timed.append((seconds[False], seconds[True]))
             if time.perf_counter() - begin > SECONDS:
                 break
-    return median(ratios)
+    return summary(timed, pooled=pooled)
+
+
+def summary(timed: list[tuple[float, float]], *, pooled: bool) -> float:
+    """Return the speedup of (plain, draft) seconds: the median of the pairs, or of all together.
+
+    Noise moves the median less. Pooled is what a user gains where few prompts gain much and many little.
+    """
+    if pooled:
+        return sum(plain for plain, _ in timed) / sum(draft for _, draft in timed)
+    return median(plain / draft for plain, draft in timed)
 
 
 _Key = tuple[str, str, bool, tuple[str, ...]]
@@ -59,13 +70,20 @@ _known: weakref.WeakKeyDictionary[nn.Module, dict[_Key, float]] = weakref.WeakKe
 
 
 def measured_speedup(
-    target: Target, strategy: type[Drafter], params: DraftParams, prompts: list[list[int]], do_sample: bool
+    target: Target,
+    strategy: type[Drafter],
+    params: DraftParams,
+    prompts: list[list[int]],
+    do_sample: bool,
+    pairs: int = PAIRS,
+    *,
+    pooled: bool = False,
 ) -> float:
     """Return the race of this model and draft, run the first time it is asked for in these surroundings."""
     races = _known.setdefault(target.model, {})
     key = (strategy.name, repr(params), do_sample, surroundings_key(target))
     if key not in races:
-        races[key] = race(target, strategy, params, prompts, do_sample)
+        races[key] = race(target, strategy, params, prompts, do_sample, pairs, pooled=pooled)
     return races[key]
 
 

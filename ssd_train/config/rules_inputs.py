@@ -22,7 +22,7 @@ from ssd_train.config.schema import (
 from ssd_train.config.schema_speech import SpeechDataConfig, SpeechModelConfig
 
 FAMILIES = ("llama", "qwen3", "mistral", "olmo2")
-MOE_FAMILIES = ("qwen3_moe", "olmoe")
+MOE_FAMILIES = ("qwen3_moe", "qwen2_moe", "olmoe")
 SMALLEST_VOCAB = 259
 """Bytes and special tokens: what a byte-level BPE holds before its first merge."""
 
@@ -86,6 +86,13 @@ def _check_experts(model: ScratchMoeConfig, checks: Checks) -> None:
         size = getattr(model, key)
         rule = "must be a multiple of 8 in a mixture of experts, whose matrix product needs aligned rows"
         checks.require(size % 8 == 0, key, rule, size, f"try {max(8, round(size / 8) * 8)}")
+    shared = model.shared_intermediate_size
+    if model.family == "qwen2_moe":
+        why = "every layer of a qwen2_moe model has a shared expert; try model.intermediate_size"
+        checks.at_least("shared_intermediate_size", shared, 1, why)
+    else:
+        rule = f"must be 0: {model.family} models have no shared expert"
+        checks.require(shared == 0, "shared_intermediate_size", rule, shared, "use model.family=qwen2_moe")
 
 
 def _head_counts(model: ScratchModelConfig) -> list[int]:

@@ -122,13 +122,15 @@ class ScratchMoeConfig(ScratchModelConfig):
     """A decoder with routed experts in every layer, trained from random weights."""
 
     family: str = "qwen3_moe"
-    """Architecture: qwen3_moe or olmoe."""
+    """Architecture: qwen3_moe, qwen2_moe or olmoe."""
     num_experts: int = 16
     """E, experts of a layer."""
     experts_per_token: int = 4
     """k, experts a token is routed to."""
     norm_topk_prob: bool = True
     """Rescale the weights of the chosen experts to sum to one."""
+    shared_intermediate_size: int = 0
+    """Width inside the shared expert every token goes to, qwen2_moe only; 0 for none."""
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+from safetensors import safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, RandomSampler, Sampler, Subset
@@ -106,6 +107,20 @@ class EngineTrainer(Trainer):
         if self.args.should_save:
             self._save(output_dir, state_dict=state)
 
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        """Load a checkpoint's weights, also where the file names them otherwise than the model.
+
+        transformers writes experts one by one and keeps them in stacks; the base knows the names in the file only,
+        would warn, and go on with stacks of random weights.
+        """
+        held: Any = self.model if model is None else model
+        sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
+        if sharded or _weight_names(Path(resume_from_checkpoint)) <= set(held.state_dict()):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+            return
+        whole = type(held).from_pretrained(resume_from_checkpoint, dtype=held.dtype)
+        held.load_state_dict(whole.state_dict())
+
     def over_ranks(self, value: Tensor) -> Tensor:
         """Return the sum of `value` over ranks, so that all of them see what one of them has."""
         total: Tensor = self.accelerator.reduce(value.detach().float(), reduction="sum")
@@ -133,6 +148,15 @@ def _wrapped_classes(model: nn.Module) -> list[str]:
     named = getattr(model, "_no_split_modules", None) or ()
     present = {type(module).__name__ for module in model.modules()}
     return sorted(present.intersection(named))
+
+
+def _weight_names(checkpoint: Path) -> set[str]:
+    """Return the names under which a checkpoint's safetensors files hold weights."""
+    names: set[str] = set()
+    for path in checkpoint.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            names.update(file.keys())
+    return names
 
 
 def _gathered(part: Tensor, device: torch.device, *, keep: bool) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import ssd_infer
 from ssd_infer.drafts.reduced_experts import AdaptiveExperts, ReducedExperts, ReducedExpertsParams
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import ConfigError
+from ssd_infer.experts import settle
+from ssd_infer.experts.settle import Candidate
 from ssd_infer.experts.views import reduced_view
 from tests.conftest import build_model
 from tests.experts.support import FAMILIES, TOP_K, build_moe, greedy
@@ -203,7 +206,7 @@ def test_a_promise_is_raced_against_plain_decoding(
 ) -> None:
     monkeypatch.setattr("ssd_infer.experts.settle._NEW_TOKENS", 24)
     monkeypatch.setattr("ssd_infer.experts.costs.MoeCosts.speedup", lambda *_: 3.0)
-    monkeypatch.setattr("ssd_infer.experts.settle.measured_speedup", lambda *_: measured)
+    monkeypatch.setattr("ssd_infer.experts.settle.measured_speedup", lambda *_, **__: measured)
     model = build_moe(dtype=torch.float32)
     out = ssd_infer.generate(model, ROWS[:1], draft="reduced_experts", max_new_tokens=12)
     assert (out.draft == "reduced_experts") is drafts
@@ -240,3 +243,46 @@ def test_offloading_is_no_part_of_it(tmp_path: Path) -> None:
     out = run(model, ROWS, at_hand=True)
     assert out.sequences == greedy(model, ROWS)
     assert out.draft_params["at_hand"] is False
+
+
+def test_both_ways_to_read_are_raced_and_the_fastest_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Predictions do not see what reading ahead pushes out of memory, so each way has to show its speed."""
+    speeds = {(2, True): 0.9, (1, True): 1.3, (2, False): 1.1, (1, False): 1.4, (4, False): 9.0}
+    raced = []
+
+    def measured(_target: Any, _strategy: Any, params: ReducedExpertsParams, *_: Any, **__: Any) -> float:
+        raced.append((params.k_draft, params.prefetch))
+        return speeds[params.k_draft, params.prefetch]  # type: ignore[index]
+
+    monkeypatch.setattr("ssd_infer.experts.settle.measured_speedup", measured)
+    found = [
+        Candidate(3.0 - at / 10, ReducedExpertsParams(k_draft=k_draft, prefetch=way), "")
+        for at, (k_draft, way) in enumerate(
+            [(2, True), (1, True), (4, True), (2, False), (1, False), (4, False)]
+        )
+    ]
+    target = Target.of(build_moe())
+    settled = settle._decide(target, found, ROWS, False).params
+    assert raced == [(2, True), (1, True), (2, False), (1, False)]
+    assert (settled.k_draft, settled.prefetch) == (1, False)
+    hopeless = [Candidate(0.9, ReducedExpertsParams(k_draft=1, prefetch=True), "")]
+    assert settle._decide(target, hopeless, ROWS, False).params is None
+
+
+def test_a_draft_is_as_sure_as_its_lead() -> None:
+    """Two likely tokens are a tie, and one that is unlikely but far ahead of the others is none."""
+    drafter = ReducedExperts.__new__(ReducedExperts)
+    logits = torch.tensor([[3.0, 3.0, -9.0], [0.0, -2.0, -2.0]])
+    assert drafter._top(logits, None).tolist() == pytest.approx([0.0, 1 - math.exp(-2)])
+    q = torch.tensor([[0.5, 0.5, 0.0], [0.8, 0.1, 0.1]])
+    assert drafter._top(logits, q).tolist() == pytest.approx([0.5, 0.8])
+
+
+def test_gamma_follows_what_was_accepted() -> None:
+    model = build_moe()
+    full = run(model, ROWS[:1], k_draft=TOP_K, gamma=8, follow=True, new=24)
+    assert full.stats.total.alpha == 1.0
+    out = run(model, ROWS[:1], k_draft=1, gamma=8, follow=True, new=24)
+    fixed = run(model, ROWS[:1], k_draft=1, gamma=8, follow=False, new=24)
+    assert out.sequences == fixed.sequences == full.sequences
+    assert out.stats.total.drafted < fixed.stats.total.drafted

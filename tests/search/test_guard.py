@@ -17,7 +17,7 @@ from ssd_infer.search.found import Found
 from ssd_infer.search.guard import PAUSE, TRUST_AFTER, GainGuard
 from ssd_infer.search.latency import remember_costs
 from ssd_infer.search.outlook import Outlook
-from ssd_infer.search.race import least_running, measured_speedup
+from ssd_infer.search.race import least_running, measured_speedup, summary
 from tests.conftest import ModelFactory
 from tests.infer.test_exactness import prompts, reference
 from tests.search.test_dp import flat_costs
@@ -162,3 +162,9 @@ def test_a_bad_guard_is_named(tiny_model: ModelFactory) -> None:
             ssd_infer.generate(
                 tiny_model(), [[2, 3]], draft=draft, draft_params={"guard": -1.0}, max_new_tokens=4
             )
+
+
+def test_a_pooled_race_counts_seconds_and_the_median_pairs() -> None:
+    timed = [(1.0, 1.25), (1.0, 1.0), (6.0, 2.0)]
+    assert summary(timed, pooled=False) == 1.0
+    assert summary(timed, pooled=True) == pytest.approx(8 / 4.25)

@@ -8,18 +8,20 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from ssd_infer.checks import Checks
 from ssd_infer.errors import ConfigError, UnsupportedModelError
 from ssd_train import models, run
+from ssd_train.config.rules_inputs import check_model
 from ssd_train.config.rules_recipe import check_recipe
-from ssd_train.config.schema import MoeConfig, Root, ScratchMoeConfig
+from ssd_train.config.schema import MoeConfig, OptimConfig, Root, ScratchMoeConfig
 from ssd_train.exits import ExitModel
 from ssd_train.losses.routing import expected_union, expert_choices, expert_load, load_balance
 from ssd_train.recipes import StepContext, build
 from ssd_train.recipes.moe import MoeRecipe
 from ssd_train.routers import Routers
-from tests.train.support import VOCAB, tiny_llama, tiny_root, tokens
+from tests.train.support import VOCAB, tiny_llama, tiny_root, tokens, with_train
 
 
 def tiny_moe(family: str = "qwen3_moe", **changes: Any) -> Any:
@@ -195,3 +197,33 @@ def test_a_run_trains_a_mixture_and_saves_it(tmp_path: Path, recipe: str) -> Non
         out.sequences
         == ssd_infer.generate(ssd_infer.load(checkpoint), [[5, 6, 7]], max_new_tokens=8).sequences
     )
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "qwen2_moe", "olmoe"])
+def test_a_resumed_run_keeps_its_experts(tmp_path: Path, family: str) -> None:
+    """Checkpoints name every expert, the model has stacks of them: resuming must find the one in the other."""
+    finals = []
+    for name, stops in (("whole", [4]), ("parts", [2, 4])):
+        for stop in stops:
+            cfg = replace(moe_root(tmp_path), run_name=name, optim=OptimConfig(name="muon"))
+            shared = 16 if family == "qwen2_moe" else 0
+            cfg.model = replace(cfg.model, family=family, shared_intermediate_size=shared)
+            run.train(with_train(cfg, max_steps=stop, save_steps=2, lr_scheduler="constant", warmup_steps=0))
+        finals.append(load_file(cfg.run_dir / "checkpoints" / "step-4" / "model.safetensors"))
+    assert any("experts" in name for name in finals[0])
+    for name, value in finals[0].items():
+        assert torch.equal(value, finals[1][name]), name
+
+
+@pytest.mark.parametrize(
+    ("family", "shared", "right"),
+    [("qwen2_moe", 16, True), ("qwen2_moe", 0, False), ("qwen3_moe", 16, False), ("qwen3_moe", 0, True)],
+)
+def test_only_a_family_with_shared_experts_has_one(
+    tmp_path: Path, family: str, shared: int, right: bool
+) -> None:
+    cfg, checks = moe_root(tmp_path), Checks()
+    model = replace(cfg.model, family=family, shared_intermediate_size=shared)
+    check_model(replace(cfg, model=model), checks)
+    keys = {problem.key for problem in checks.problems}
+    assert keys == (set() if right else {"shared_intermediate_size"})
