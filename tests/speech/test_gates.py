@@ -58,7 +58,10 @@ def test_both_gates_off_is_plain_decoding(model: Any, encoded: Any) -> None:
 def test_a_large_entropy_threshold_is_ctc_only(model: Any, encoded: Any) -> None:
     limit = math.log(VOCAB)
     gates = decode(
-        model, encoded, "ctc_draft", parse("ctc_draft", {"theta_ctc": limit, "theta_lm": OFF}, VOCAB)
+        model,
+        encoded,
+        "ctc_draft",
+        parse("ctc_draft", {"theta_ctc": limit, "theta_lm": OFF, "entropy_agg": "max"}, VOCAB),
     )
     only = decode(model, encoded, "ctc_draft:ctc_only")
     passed = [row for row in gates.rows if row.route == "gate"]
@@ -123,6 +126,22 @@ def test_reusing_the_cache_changes_nothing(theta: float, model: Any, encoded: An
     again = gated(model, encoded, drafts, theta_lm=theta, reuse_kv=False)
     assert tokens(reused) == tokens(again)
     assert reused.work.positions < again.work.positions
+
+
+@pytest.mark.parametrize("resync", ["match", "shift"])
+@pytest.mark.parametrize("reuse", [True, False])
+def test_taking_the_draft_up_again_saves_passes_and_changes_nothing(
+    resync: str, reuse: bool, model: Any, encoded: Any
+) -> None:
+    drafts = [damaged(row, 240 + index, VOCAB) for index, row in enumerate(plain(model, encoded))]
+    dropped = gated(model, encoded, drafts, theta_lm=0.3, resync="none", reuse_kv=reuse)
+    taken = gated(model, encoded, drafts, theta_lm=0.3, resync=resync, reuse_kv=reuse)
+    assert [(row.tokens, row.route, row.kept) for row in taken.rows] == [
+        (row.tokens, row.route, row.kept) for row in dropped.rows
+    ]
+    assert {row.route for row in taken.rows} == {"verify", "fallback"}
+    assert taken.work.verifies > dropped.work.verifies == 1
+    assert taken.work.forwards < dropped.work.forwards
 
 
 def test_restarting_forgets_the_prefix(model: Any, encoded: Any) -> None:
