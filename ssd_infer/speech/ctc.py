@@ -64,16 +64,21 @@ def collapse(path: Tensor, valid: Tensor, blank: int) -> Tensor:
 
 
 def draft(
-    probabilities: Tensor, lengths: Tensor, blank: int, how: str = "max", frames: str = "valid"
+    probabilities: Tensor, lengths: Tensor, blank: int, how: str | None = "max", frames: str = "valid"
 ) -> list[Draft]:
-    """Return each row's greedy transcript with the doubt that gate 1 asks for; padding frames never count."""
+    """Return each row's greedy transcript with the doubt that gate 1 asks for; padding frames never count.
+
+    `how` None asks for no doubt: it stays infinite.
+    """
     path = probabilities.argmax(dim=-1)
     valid = torch.arange(path.shape[1], device=path.device) < lengths[:, None]
     emits = collapse(path, valid, blank)
     chosen = valid if frames == "valid" else valid & (path != blank)
     found = [_draft(row, emit) for row, emit in zip(path.tolist(), emits.tolist(), strict=True)]
     tokens = [tokens for tokens, _ in found]
-    if how == SEQUENCE:
+    if how is None:
+        measures = [math.inf] * len(found)
+    elif how == SEQUENCE:
         measures = surprise(probabilities, lengths, tokens, blank)
     else:
         measures = aggregate(entropy(probabilities), chosen, how)
