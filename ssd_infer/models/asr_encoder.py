@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers.models.parakeet.configuration_parakeet import ParakeetEncoderConfig
 from transformers.models.parakeet.modeling_parakeet import ParakeetEncoder, ParakeetEncoderBlock
+
+from ssd_infer.models.asr_conformer import Convolution, RelativeAttention, Subsampling
+from ssd_infer.models.asr_positions import relative_sinusoids
+from ssd_infer.models.ctc_asr_config import encoder_lengths
 
 
 @dataclass(slots=True)
@@ -40,14 +44,6 @@ class EncoderOutput:
         return EncoderOutput(self.hidden[index, :end], lengths, self.ctc_logits[index, :end], inter)
 
 
-class FrameNorm(nn.LayerNorm):
-    """Normalise each frame over its channels; unlike BatchNorm, neither batch mates nor padding have a say."""
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Return `hidden` `(B, C, T)` normalised over C."""
-        return super().forward(hidden.transpose(1, 2)).transpose(1, 2)
-
-
 @dataclass(slots=True)
 class CTCTap:
     """What blocks do with the CTC head while the encoder runs; one object a pass, so the modules keep no state."""
@@ -68,17 +64,24 @@ class CTCTap:
 
 
 class TappedBlock(ParakeetEncoderBlock):
-    """A Fast-Conformer block with `FrameNorm` that lets a `CTCTap` look at its output."""
+    """A Fast-Conformer block that lets a `CTCTap` look at its output."""
 
     def __init__(self, config: ParakeetEncoderConfig, layer_idx: int) -> None:
         """Build block `layer_idx`, counted from 0."""
         super().__init__(config, layer_idx)
         self.depth = layer_idx + 1
-        self.conv.norm = FrameNorm(config.hidden_size)  # type: ignore[assignment]
+        self.self_attn = RelativeAttention(config, layer_idx)
+        self.conv = Convolution(config)
 
-    def forward(self, hidden_states: Tensor, *args: Any, tap: CTCTap | None = None, **kwargs: Any) -> Tensor:
+    def forward(  # type: ignore[override]
+        self, hidden: Tensor, positions: Tensor, mask: Tensor | None = None, tap: CTCTap | None = None
+    ) -> Tensor:
         """Run the block `(B, T, d)`, then the tap where it wants to look."""
-        hidden: Tensor = super().forward(hidden_states, *args, **kwargs)
+        hidden = torch.add(hidden, self.feed_forward1(self.norm_feed_forward1(hidden)), alpha=0.5)
+        hidden = hidden + self.self_attn(self.norm_self_att(hidden), positions, mask)
+        hidden = hidden + self.conv(self.norm_conv(hidden), mask)
+        hidden = torch.add(hidden, self.feed_forward2(self.norm_feed_forward2(hidden)), alpha=0.5)
+        hidden = self.norm_out(hidden)
         return tap(self.depth, hidden) if tap is not None and self.depth in tap.layers else hidden
 
 
@@ -88,5 +91,21 @@ class ASREncoder(ParakeetEncoder):
     def __init__(self, config: ParakeetEncoderConfig) -> None:
         """Build the encoder with tapped blocks in place of the plain ones."""
         super().__init__(config)
+        del self.encode_positions
+        self.subsampling = Subsampling(config)
         self.layers = nn.ModuleList(TappedBlock(config, index) for index in range(config.num_hidden_layers))
         self.post_init()  # type: ignore[no-untyped-call]
+
+    def forward(self, features: Tensor, lengths: Tensor | None = None, tap: CTCTap | None = None) -> Tensor:
+        """Return frames `(B, T, d)` of `features` `(B, F, mel)`, whose row b holds `lengths[b]` of audio; None: all."""
+        hidden: Tensor = self.subsampling(features, lengths) * self.input_scale
+        mask = None
+        if lengths is not None:
+            frames = torch.arange(hidden.shape[1], device=hidden.device)
+            mask = frames < encoder_lengths(self.config, lengths)[:, None]
+        length, width = hidden.shape[1:]
+        positions = relative_sinusoids(length, width, hidden.device).to(hidden.dtype)
+        hidden = functional.dropout(hidden, self.dropout, self.training)
+        for block in self.layers:
+            hidden = block(hidden, positions, mask, tap=tap)
+        return hidden

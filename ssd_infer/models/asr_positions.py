@@ -18,9 +18,24 @@ def sinusoids(length: int, width: int, device: torch.device) -> Tensor:
 @torch.inference_mode(mode=False)
 def _table(rows: int, width: int, device: torch.device) -> Tensor:
     """Return an ordinary tensor whatever mode it is first asked for in: training may be next to ask."""
-    steps = torch.arange(rows, device=device, dtype=torch.float32)[:, None]
-    rates = 10000.0 ** (-torch.arange(0, width, 2, device=device, dtype=torch.float32) / width)
-    angles = steps * rates
+    return _sinusoids(torch.arange(rows, device=device, dtype=torch.float32), width)
+
+
+def relative_sinusoids(length: int, width: int, device: torch.device) -> Tensor:
+    """Return the sinusoids `(2·length − 1, width)` of the relative positions length − 1 down to 1 − length."""
+    rows = 1 << max(6, (length - 1).bit_length())
+    return _relative_table(rows, width, device)[rows - length : rows + length - 1]
+
+
+@lru_cache(maxsize=16)
+@torch.inference_mode(mode=False)
+def _relative_table(rows: int, width: int, device: torch.device) -> Tensor:
+    return _sinusoids(torch.arange(rows - 1, -rows, -1, device=device, dtype=torch.float32), width)
+
+
+def _sinusoids(steps: Tensor, width: int) -> Tensor:
+    rates = 10000.0 ** (-torch.arange(0, width, 2, device=steps.device, dtype=torch.float32) / width)
+    angles = steps[:, None] * rates
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :width]
 
 

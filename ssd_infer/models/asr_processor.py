@@ -43,14 +43,19 @@ class ASRFeatureExtractor(SequenceFeatureExtractor):
             mel_filter_bank(
                 num_frequency_bins=self.n_fft // 2 + 1,
                 num_mel_filters=feature_size,
-                min_frequency=20.0,
-                max_frequency=sampling_rate / 2,
+                min_frequency=self.band[0],
+                max_frequency=self.band[1],
                 sampling_rate=sampling_rate,
                 norm=None,
                 mel_scale="htk",
             ).astype(np.float32)
         )
         self._window = torch.hann_window(self.win_length, periodic=False)
+
+    @property
+    def band(self) -> tuple[float, float]:
+        """Lowest and highest frequency, in Hz, of the mel filters."""
+        return 20.0, self.sampling_rate / 2
 
     def extract(self, samples: Samples | Tensor) -> Tensor:
         """Return normalised features float32 `(F, mel)` of mono `samples` `(N,)`; F = 1 + N // hop."""
@@ -65,7 +70,7 @@ class ASRFeatureExtractor(SequenceFeatureExtractor):
             pad_mode="constant",
             return_complex=True,
         )
-        power = spectrum.real.square() + spectrum.imag.square()
+        power = torch.view_as_real(spectrum).square().sum(dim=-1)
         log_mel = (power.T @ self._filters + _FLOOR).log()
         centred = log_mel - log_mel.mean(dim=0)
         return centred / (centred.square().mean(dim=0).sqrt() + 0.1)

@@ -78,11 +78,9 @@ class CTCASRModel(PreTrainedModel):
         if lengths is None:
             lengths = torch.full((batch,), frames, dtype=torch.long, device=input_features.device)
         lengths = lengths.to(input_features.device)
-        whole = bool((lengths == frames).all())
-        mask = None if whole else torch.arange(frames, device=input_features.device) < lengths[:, None]
+        ragged = bool((lengths != frames).any())
         tap = CTCTap(self.ctc_head, self.config.inter_ctc_layers, self.conditioning)
-        out = self.encoder(input_features.to(self.dtype), attention_mask=mask, tap=tap)
-        hidden = out.last_hidden_state
+        hidden = self.encoder(input_features.to(self.dtype), lengths if ragged else None, tap=tap)
         return EncoderOutput(
             hidden, encoder_lengths(self.encoder.config, lengths).long(), self.ctc_head(hidden), tap.logits
         )

@@ -12,7 +12,7 @@ from ssd_infer.report.write import dump_json, write_text
 from ssd_infer.search.store import fingerprint
 
 FILE = "ssd_ctc_draft.json"
-VERSION = 1
+VERSION = 2
 KEYS = ("theta_ctc", "theta_lm")
 
 

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-AGGREGATES = ("max", "p95", "mean")
+SEQUENCE = "sequence"
+"""−ln P(transcript) over all its alignments: where a token begins is no doubt about what is said."""
+AGGREGATES = ("max", "p95", "mean", SEQUENCE)
 FRAMES = ("valid", "nonblank")
 
 
@@ -21,7 +24,8 @@ class Draft:
     frames: list[int]
     """First encoder frame of each token."""
     entropy: float
-    """H aggregated over the chosen frames, in nats; infinite when no frame was chosen."""
+    """How much the head doubts it, in nats: −ln P(transcript), or the frames' entropies aggregated (infinite when no
+    frame was chosen)."""
 
 
 def posteriors(logits: Tensor, special: Sequence[int], temperature: float = 1.0) -> Tensor:
@@ -60,16 +64,36 @@ def collapse(path: Tensor, valid: Tensor, blank: int) -> Tensor:
 
 
 def draft(
-    probabilities: Tensor, lengths: Tensor, blank: int, how: str = "max", frames: str = "valid"
+    probabilities: Tensor, lengths: Tensor, blank: int, how: str | None = "max", frames: str = "valid"
 ) -> list[Draft]:
-    """Return each row's greedy transcript with the entropy that gate 1 asks for; padding frames never count."""
+    """Return each row's greedy transcript with the doubt that gate 1 asks for; padding frames never count.
+
+    `how` None asks for no doubt: it stays infinite.
+    """
     path = probabilities.argmax(dim=-1)
     valid = torch.arange(path.shape[1], device=path.device) < lengths[:, None]
     emits = collapse(path, valid, blank)
     chosen = valid if frames == "valid" else valid & (path != blank)
-    measures = aggregate(entropy(probabilities), chosen, how)
-    rows = zip(path.tolist(), emits.tolist(), measures, strict=True)
-    return [_draft(row, emit, measure) for row, emit, measure in rows]
+    found = [_draft(row, emit) for row, emit in zip(path.tolist(), emits.tolist(), strict=True)]
+    tokens = [tokens for tokens, _ in found]
+    if how is None:
+        measures = [math.inf] * len(found)
+    elif how == SEQUENCE:
+        measures = surprise(probabilities, lengths, tokens, blank)
+    else:
+        measures = aggregate(entropy(probabilities), chosen, how)
+    return [Draft(*item, measure) for item, measure in zip(found, measures, strict=True)]
+
+
+def surprise(probabilities: Tensor, lengths: Tensor, tokens: list[list[int]], blank: int) -> list[float]:
+    """Return −ln P(y) in nats of each row's transcript, summed over its alignments, under posteriors `(B, T, V)`."""
+    sizes = torch.tensor([len(row) for row in tokens])
+    joined = torch.tensor([token for row in tokens for token in row], dtype=torch.long)
+    logs = probabilities.clamp_min(torch.finfo(probabilities.dtype).tiny).log().transpose(0, 1)
+    nats: list[float] = functional.ctc_loss(
+        logs, joined.to(logs.device), lengths.cpu(), sizes, blank, reduction="none"
+    ).tolist()
+    return nats
 
 
 def confidence(probabilities: Tensor, lengths: Tensor, blank: int) -> list[float]:
@@ -84,6 +108,7 @@ def confidence(probabilities: Tensor, lengths: Tensor, blank: int) -> list[float
     return [max(0.0, 1.0 - mean) if math.isfinite(mean) else 0.0 for mean in means]
 
 
-def _draft(path: list[int], emits: list[bool], measure: float) -> Draft:
+def _draft(path: list[int], emits: list[bool]) -> tuple[list[int], list[int]]:
+    """Return tokens, and the frame each begins in."""
     frames = [index for index, emit in enumerate(emits) if emit]
-    return Draft([path[index] for index in frames], frames, measure)
+    return [path[index] for index in frames], frames

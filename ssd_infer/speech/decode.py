@@ -82,7 +82,8 @@ def _draft(model: Any, encoded: Any, params: CTCDraftParams) -> tuple[Tensor, li
     """Return the CTC posteriors `(B, T, V)` and every row's transcript."""
     config = model.config
     table = posteriors(encoded.ctc_logits, special_ids(config), params.temperature_ctc)
-    how, frames = params.entropy_agg, params.entropy_frames
+    how = params.entropy_agg if params.accept == "relaxed" else None
+    frames = params.entropy_frames
     return table, draft(table, encoded.lengths, config.blank_token_id, how, frames)
 
 
@@ -94,5 +95,6 @@ def _drafts(model: Any, encoded: Any, params: CTCDraftParams, out: Decoded) -> t
     for row, item in zip(out.rows, drafts, strict=True):
         if most is not None:
             del item.tokens[most:], item.frames[most:]
-        row.drafted, row.entropy = len(item.tokens), item.entropy
+        row.drafted = len(item.tokens)
+        row.entropy = item.entropy if params.accept == "relaxed" else None
     return table, drafts

@@ -228,7 +228,7 @@ def _protocol(trial: Trial, heats: list[Heat]) -> dict[str, Any]:
         "sampling": {"temperatures": [0.0]},
         "repeats": settings.repeats,
         "timer": "time.perf_counter around the whole recognition, features and encoder included on both sides, device "
-        "synchronised; decoders interleaved per batch in rotating order; speedup compares the time for the same audio",
+        "synchronised; decoders interleaved per batch in orders drawn anew; speedup compares times for the same audio",
         "extra": {
             "batch_sizes": [heat.contest.size for heat in heats],
             "rounds": [{"done": heat.contest.done, "planned": heat.contest.planned} for heat in heats],

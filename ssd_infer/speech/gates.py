@@ -1,8 +1,9 @@
-"""Accept a CTC transcript by two gates (arXiv 2603.11243): entropy of the CTC head, likelihood under the decoder.
+"""Accept a CTC transcript by two gates (arXiv 2603.11243): doubt of the CTC head, likelihood under the decoder.
 
 Gate 1 passes what the head is sure of, and the decoder never runs. Gate 2 asks the decoder for the probability of every
 draft token, and of the end, in one pass. A rejected transcript keeps its prefix up to the first doubtful token, with
-the keys and values already computed; the decoder takes over there. Plausibility, not identity: not lossless.
+the keys and values already computed; the decoder takes over there, and takes up what it says again of the rest of the
+draft, verified token by token. Plausibility, not identity: not lossless.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import torch
 from torch import Tensor
 
 from ssd_infer.speech.ctc import Draft
-from ssd_infer.speech.greedy import Row, finish, keep, step
+from ssd_infer.speech.greedy import Row, keep, step
+from ssd_infer.speech.lossless import Tail, Tails, follow
 from ssd_infer.speech.params import CTCDraftParams
 from ssd_infer.speech.result import FALLBACK, GATE, VERIFY, Decoded
 
@@ -43,9 +45,24 @@ def two_gates(
     with out.timed("fallback"):
         if going and (state is None or params.fallback == "restart" or not params.reuse_kv):
             state = decoder.start(encoded.select([row.index for row in going]))
-        finish(decoder, state, going, out.work)
+    follow(decoder, state, going, _tails(going, drafts, params), params, out)
     for row in queue:
         out.rows[row.index].tokens, out.rows[row.index].route = row.tokens, FALLBACK
+
+
+def _tails(rows: list[Row], drafts: list[Draft], params: CTCDraftParams) -> Tails:
+    """Return what of each rejected draft may still be taken up: all after the doubtful token, once it is reached again.
+
+    None where decoding begins anew, or was not preceded by a verify pass.
+    """
+    resumed = params.theta_lm <= 1 and params.fallback == "prefix" and params.resync != "none"
+    tails: Tails = {}
+    for row in rows:
+        tail = tails[row.index] = Tail([], [])
+        if resumed and row.tokens:
+            tail.rest = drafts[row.index].tokens[: row.limit][len(row.tokens) - 1 :]
+            tail.move(0, row.tokens[-1], params)
+    return tails
 
 
 def passes_entropy(draft: Draft, params: CTCDraftParams) -> bool:

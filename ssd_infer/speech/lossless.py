@@ -56,30 +56,46 @@ class Tail:
             self.rest = self.ready = realign(self.rest, chosen)
 
 
+Tails = dict[int, Tail]
+"""By `Row.index`."""
+
+
 def verify_exactly(
     decoder: Any, encoded: Any, drafts: list[Draft], limits: list[int], params: CTCDraftParams, out: Decoded
 ) -> None:
     """Decode the batch `encoded` into `out`, whose row i belongs to `drafts[i]`."""
     prompt, eos = list(decoder.prompt), decoder.eos
     rows = [Row(index, limit, pending=prompt) for index, limit in enumerate(limits)]
-    tails = [Tail(tokens, tokens) for tokens in (_before_end(draft.tokens, eos) for draft in drafts)]
+    own = [_before_end(draft.tokens, eos) for draft in drafts]
+    tails = {index: Tail(tokens, tokens) for index, tokens in enumerate(own)}
     going = rows
     with out.timed("verify"):
         state = decoder.start(encoded)
         _round(decoder, state, going, tails, params, out)
         going = _settle(state, going, len(prompt))
-    while going and any(tails[row.index].rest for row in going):
-        with out.timed("verify" if any(tails[row.index].ready for row in going) else "fallback"):
-            _round(decoder, state, going, tails, params, out)
-            going = _settle(state, going, len(prompt))
-    for row in going:
-        tails[row.index].alone = True
-    with out.timed("fallback"):
-        finish(decoder, state, going, out.work)
+    follow(decoder, state, going, tails, params, out)
     for row in rows:
         result = out.rows[row.index]
         result.tokens, result.route = row.tokens, FALLBACK if tails[row.index].alone else VERIFY
         result.kept = _common(row.tokens, drafts[row.index].tokens)
+
+
+def follow(
+    decoder: Any, state: Any, going: list[Row], tails: Tails, params: CTCDraftParams, out: Decoded
+) -> None:
+    """Decode the rows `going` greedily to their ends, with what is left of their drafts; row i of `state` is the i-th.
+
+    What comes out is plain greedy decoding's continuation of what each row holds.
+    """
+    prompt = len(decoder.prompt)
+    while going and any(tails[row.index].rest for row in going):
+        with out.timed("verify" if any(tails[row.index].ready for row in going) else "fallback"):
+            _round(decoder, state, going, tails, params, out)
+            going = _settle(state, going, prompt)
+    for row in going:
+        tails[row.index].alone = True
+    with out.timed("fallback"):
+        finish(decoder, state, going, out.work)
 
 
 def realign(tail: list[int], chosen: int) -> list[int]:
@@ -103,7 +119,7 @@ def rejoin(rest: list[int], fresh: list[int]) -> tuple[list[int], list[int]]:
 
 
 def _round(
-    decoder: Any, state: Any, rows: list[Row], tails: list[Tail], params: CTCDraftParams, out: Decoded
+    decoder: Any, state: Any, rows: list[Row], tails: Tails, params: CTCDraftParams, out: Decoded
 ) -> None:
     """Feed every row what is ready of its draft; take what matches, plus the decoder's own next token."""
     fed = [row.pending + tails[row.index].ready[: row.limit - len(row.tokens)] for row in rows]

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from ssd_infer.checks import Checks, suggest
-from ssd_infer.speech.ctc import AGGREGATES, FRAMES
+from ssd_infer.speech.ctc import AGGREGATES, FRAMES, SEQUENCE
 
 AUTO = "auto"
 RELATIVE_THETA_CTC = 0.25
@@ -21,11 +21,15 @@ class CTCDraftParams:
     """How a CTC transcript is accepted; thresholds as in arXiv 2603.11243 (there τ_CTC and τ_SLM)."""
 
     theta_ctc: float | None = None
-    """Gate 1 passes a non-empty draft whose aggregated entropy is at most this, in nats; None or < 0: gate off."""
+    """Gate 1 passes a non-empty draft whose doubt is at most this, in nats; None or < 0: gate off."""
     theta_lm: float = PLAIN_THETA_LM
     """Gate 2 passes a draft each of whose tokens has at least this probability; > 1: gate off, no verify pass."""
-    entropy_agg: str = "max"
+    entropy_agg: str = SEQUENCE
+    """What doubt is: `sequence`, −ln P of the transcript over all its alignments, or the `max` (arXiv 2603.11243),
+    `p95` or `mean` of the frames' entropies. Frames between two tokens are undecided in a perfect draft too: a `max`
+    of ln 2 says nothing, while every alignment that reads the same counts for the transcript."""
     entropy_frames: str = "valid"
+    """Frames whose entropies count: all `valid` ones, or the `nonblank` ones."""
     eos_check: bool = True
     """Gate 2 also asks the decoder whether the transcript ends here."""
     fallback: str = "prefix"
@@ -37,9 +41,9 @@ class CTCDraftParams:
     """`relaxed`: the two gates. `greedy`: the output is that of plain decoding, token for token."""
     resync: str = "match"
     """What follows a rejected token is verified again: realigned at once (`shift`), or where the decoder's own next two
-    tokens reappear in it (`match`); `none` drops it. Greedy only."""
+    tokens reappear in it (`match`); `none` drops it, as arXiv 2603.11243 does. It changes no token."""
     max_verify_rounds: int = 6
-    """Verify passes before plain decoding takes over; greedy only."""
+    """Verify passes before plain decoding takes over."""
     temperature_ctc: float = 1.0
     """Divides the CTC logits before entropies are taken."""
 

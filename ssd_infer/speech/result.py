@@ -27,7 +27,7 @@ class RowResult:
     drafted: int = 0
     """Length of the CTC transcript, whether or not it was verified."""
     entropy: float | None = None
-    """What gate 1 looked at, in nats."""
+    """What gate 1 looks at, in nats; None where there is no gate 1."""
     stats: RowStats = field(default_factory=RowStats)
     """Verify passes only: a transcript that passes gate 1 counts in neither α nor τ."""
 

@@ -125,6 +125,7 @@ def check_asr_ctc(cfg: Root, checks: Checks) -> None:
     for key in ("frequency_masks", "frequency_width", "time_masks", "time_width"):
         augment.at_least(key, getattr(recipe.spec_augment, key), 0)
     augment.within("time_share", recipe.spec_augment.time_share, 0, 1)
+    augment.within("formant_shift", recipe.spec_augment.formant_shift, 0, 1)
     ready.within("corrupt_prefix", recipe.readiness.corrupt_prefix, 0, 1)
     ready.within("corrupt_rate", recipe.readiness.corrupt_rate, 0, 1)
     ready.at_least("agreement_weight", recipe.readiness.agreement_weight, 0)

@@ -171,10 +171,12 @@ class HubSpeechConfig(SpeechDataConfig):
 
 @dataclass(slots=True)
 class SpecAugmentConfig:
-    """Stripes of time and frequency hidden from the encoder (arXiv 1904.08779)."""
+    """Stripes of time and frequency hidden from the encoder (arXiv 1904.08779), and formants moved."""
 
     enabled: bool = True
-    """Hide stripes while training."""
+    """Augment features while training."""
+    formant_shift: float = 0.15
+    """Largest relative shift of the formants, up or down, drawn anew each time an utterance is read; 0 moves none."""
     frequency_masks: int = 2
     """Stripes of mel bins."""
     frequency_width: int = 10

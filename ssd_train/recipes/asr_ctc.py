@@ -29,7 +29,7 @@ from ssd_train.recipes.base import (
     StepOutput,
     TrainingData,
 )
-from ssd_train.spec_augment import Stripes, spec_augment
+from ssd_train.spec_augment import Stripes, spec_augment, warp_frequencies
 from ssd_train.speech_models import build_processor, build_speech_model, speech_config
 
 INFEASIBLE_LIMIT = 0.01
@@ -156,10 +156,16 @@ class ASRCTCRecipe(Recipe):
             )
 
     def _augmented(self, inputs: Batch, generators: list[np.random.Generator]) -> Tensor:
-        features = inputs["input_features"]
-        if not self.config.spec_augment.enabled:
+        features, augment = inputs["input_features"], self.config.spec_augment
+        if not augment.enabled:
             return features
+        if augment.formant_shift > 0:
+            features = warp_frequencies(features, augment.formant_shift, self._band(), generators)
         return spec_augment(features, inputs["feature_lengths"], self.stripes, generators)
+
+    def _band(self) -> tuple[float, float]:
+        """Return the frequencies the mel bins lie between."""
+        return self.processor.feature_extractor.band  # type: ignore[no-any-return]
 
     def _gold(self, inputs: Batch) -> DecoderBatch:
         decoder = self.model.decoder

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers.models.parakeet.modeling_parakeet import ParakeetEncoder
 
 from ssd_infer.models import asr_positions
-from ssd_infer.models.asr_encoder import FrameNorm
+from ssd_infer.models.asr_conformer import Convolution, aligned
 from ssd_infer.models.asr_positions import positions_of_tokens
 from ssd_infer.models.asr_processor import ASRFeatureExtractor, CTCASRProcessor, character_tokenizer
 from ssd_infer.models.ctc_asr import CTCASRConfig, CTCASRModel, encoder_lengths
@@ -51,6 +52,7 @@ def test_a_model_that_decoded_in_this_process_can_still_be_trained(form: str) ->
     model, (padded, lengths) = tiny_asr(form).train(), features(61, 30)
     tokens = torch.randint(3, 31, (2, 5), generator=torch.Generator().manual_seed(0))
     asr_positions._table.cache_clear()
+    asr_positions._relative_table.cache_clear()
     with torch.inference_mode():
         model.decoder(tokens, model.encode(padded, lengths))
     model.decoder(tokens, model.encode(padded, lengths)).sum().backward()
@@ -62,12 +64,44 @@ def test_no_norm_looks_at_batch_mates() -> None:
         module for module in model.modules() if isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
     ]
     assert not norms
-    assert sum(isinstance(module, FrameNorm) for module in model.modules()) == 2
+    assert sum(isinstance(module, Convolution) for module in model.modules()) == 2
     padded, lengths = features(61, 30)
     with torch.no_grad():
         evaluated = model.encode(padded, lengths).hidden
         trained = model.train().encode(padded, lengths).hidden
     torch.testing.assert_close(trained, evaluated)
+
+
+class _FrameNorm(torch.nn.LayerNorm):
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return super().forward(hidden.transpose(1, 2)).transpose(1, 2)
+
+
+def test_the_encoder_computes_what_transformers_own_classes_do() -> None:
+    model, (padded, lengths) = tiny_asr(), features(61, 40, 7)
+    config = model.config.encoder_config()
+    oracle = ParakeetEncoder(config).eval()
+    for block in oracle.layers:
+        block.conv.norm = _FrameNorm(config.hidden_size)
+    oracle.load_state_dict(model.encoder.state_dict())
+    mask = torch.arange(padded.shape[1]) < lengths[:, None]
+    with torch.no_grad():
+        own, theirs = (
+            model.encoder(padded, lengths),
+            oracle(padded, attention_mask=mask).last_hidden_state,
+        )
+        whole, whole_theirs = model.encoder(padded[:1]), oracle(padded[:1]).last_hidden_state
+    for row, end in enumerate(encoder_lengths(config, lengths).tolist()):
+        torch.testing.assert_close(own[row, :end], theirs[row, :end], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(whole, whole_theirs, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("length", [1, 2, 5])
+def test_relative_scores_are_aligned_to_keys(length: int) -> None:
+    positions = torch.arange(length - 1, -length, -1)
+    scores = positions.expand(2, length, -1).contiguous()
+    steps = torch.arange(length)
+    assert torch.equal(aligned(scores), (steps[:, None] - steps).expand(2, -1, -1))
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -52,6 +53,28 @@ def test_entropy_is_in_nats_and_counts_the_blank() -> None:
     assert float(entropy(torch.full((1, 1, V), 1 / V))) == pytest.approx(math.log(V))
     assert float(entropy(torch.tensor([[[1.0, 0.0, 0.0, 0.0, 0.0]]]))) == 0.0
     assert float(entropy(torch.tensor([[[0.5, 0.5, 0.0, 0.0, 0.0]]]))) == pytest.approx(math.log(2))
+
+
+def test_surprise_sums_every_alignment_and_no_padding() -> None:
+    table = torch.rand(2, 4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    table, lengths = table / table.sum(dim=-1, keepdim=True), torch.tensor([4, 3])
+    found = draft(table, lengths, 0, "sequence")
+    for row, item in enumerate(found):
+        size, summed = int(lengths[row]), 0.0
+        for path in itertools.product(range(3), repeat=size):
+            merged = [token for token, _ in itertools.groupby(path) if token]
+            if merged == item.tokens:
+                summed += math.prod(float(table[row, frame, token]) for frame, token in enumerate(path))
+        assert item.entropy == pytest.approx(-math.log(summed))
+
+
+def test_where_a_token_begins_is_no_doubt_about_the_transcript() -> None:
+    table, lengths = peaked([1, 1, 0, 0, 2], sure=1.0)
+    table[0, 1] = torch.tensor([0.5, 0.5, 0.0, 0.0, 0.0])  # still 1, or blank already
+    assert draft(table, lengths, 0, "max")[0].entropy == pytest.approx(math.log(2))
+    assert draft(table, lengths, 0, "sequence")[0].entropy == pytest.approx(0.0, abs=1e-9)
+    table[0, 4] = torch.tensor([0.0, 0.0, 0.6, 0.4, 0.0])  # 2, or another token
+    assert draft(table, lengths, 0, "sequence")[0].entropy == pytest.approx(-math.log(0.6))
 
 
 @pytest.mark.parametrize(("how", "want"), [("max", 1.5), ("mean", 1.5 / 20), ("p95", 0.075)])

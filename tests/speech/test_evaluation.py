@@ -21,6 +21,7 @@ from ssd_infer.report.rows import exit_code, headline
 from ssd_infer.report.write import read_report
 from ssd_infer.settings import EvalSettings
 from ssd_infer.speech.calibrated import thresholds_of
+from ssd_infer.speech.contest import Contender, drawn
 from ssd_infer.speech.manifest import Utterance, save_utterances
 from tests.speech.support import MELS, tiny_asr
 
@@ -217,3 +218,12 @@ def test_wrong_speech_is_refused_before_measuring(run: Path, tmp_path: Path) -> 
     save_utterances(tmp_path / "b", wordless, RATE)
     with pytest.raises(DataError, match="holds no word"):
         evaluate(settings(run, tasks=[f"file:{tmp_path / 'b' / 'manifest.jsonl'}"]))
+
+
+def test_nobody_always_follows_the_same_decoder() -> None:
+    lined = [Contender(name, "strategy", name) for name in "abcd"]
+    orders = [[item.name for item in drawn(lined, number)] for number in range(60)]
+    assert all(sorted(order) == list("abcd") for order in orders)
+    before = {order[order.index("b") - 1] for order in orders if order[0] != "b"}
+    assert before == {"a", "c", "d"}
+    assert orders[7] == [item.name for item in drawn(lined, 7)]

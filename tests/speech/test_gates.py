@@ -58,7 +58,10 @@ def test_both_gates_off_is_plain_decoding(model: Any, encoded: Any) -> None:
 def test_a_large_entropy_threshold_is_ctc_only(model: Any, encoded: Any) -> None:
     limit = math.log(VOCAB)
     gates = decode(
-        model, encoded, "ctc_draft", parse("ctc_draft", {"theta_ctc": limit, "theta_lm": OFF}, VOCAB)
+        model,
+        encoded,
+        "ctc_draft",
+        parse("ctc_draft", {"theta_ctc": limit, "theta_lm": OFF, "entropy_agg": "max"}, VOCAB),
     )
     only = decode(model, encoded, "ctc_draft:ctc_only")
     passed = [row for row in gates.rows if row.route == "gate"]
@@ -125,6 +128,22 @@ def test_reusing_the_cache_changes_nothing(theta: float, model: Any, encoded: An
     assert reused.work.positions < again.work.positions
 
 
+@pytest.mark.parametrize("resync", ["match", "shift"])
+@pytest.mark.parametrize("reuse", [True, False])
+def test_taking_the_draft_up_again_saves_passes_and_changes_nothing(
+    resync: str, reuse: bool, model: Any, encoded: Any
+) -> None:
+    drafts = [damaged(row, 240 + index, VOCAB) for index, row in enumerate(plain(model, encoded))]
+    dropped = gated(model, encoded, drafts, theta_lm=0.3, resync="none", reuse_kv=reuse)
+    taken = gated(model, encoded, drafts, theta_lm=0.3, resync=resync, reuse_kv=reuse)
+    assert [(row.tokens, row.route, row.kept) for row in taken.rows] == [
+        (row.tokens, row.route, row.kept) for row in dropped.rows
+    ]
+    assert {row.route for row in taken.rows} == {"verify", "fallback"}
+    assert taken.work.verifies > dropped.work.verifies == 1
+    assert taken.work.forwards < dropped.work.forwards
+
+
 def test_restarting_forgets_the_prefix(model: Any, encoded: Any) -> None:
     want = plain(model, encoded)
     drafts = [damaged(row, 120 + index, VOCAB) for index, row in enumerate(want)]
@@ -136,10 +155,10 @@ def test_restarting_forgets_the_prefix(model: Any, encoded: Any) -> None:
 
 def test_a_row_alone_and_in_a_batch(model: Any, encoded: Any) -> None:
     drafts = [damaged(row, 160 + index, VOCAB) for index, row in enumerate(plain(model, encoded))]
-    together = gated(model, encoded, drafts, theta_ctc=0.4, theta_lm=0.3)
+    together = gated(model, encoded, drafts, theta_ctc=0.7, theta_lm=0.3)
     assert len({row.route for row in together.rows}) == 3
     for index in range(len(RAGGED)):
-        alone = gated(model, encoded.select([index]), [drafts[index]], theta_ctc=0.4, theta_lm=0.3).rows[0]
+        alone = gated(model, encoded.select([index]), [drafts[index]], theta_ctc=0.7, theta_lm=0.3).rows[0]
         both = together.rows[index]
         assert (alone.tokens, alone.route, alone.kept) == (both.tokens, both.route, both.kept)
 

@@ -36,6 +36,7 @@ def _model(**changes: Any) -> CTCASRModel:
 
 def _recipe(config: ASRCTCConfig = PLAIN, model: CTCASRModel | None = None) -> ASRCTCRecipe:
     recipe = ASRCTCRecipe(config)
+    recipe.processor = build_processor(speech_model(), 8000)
     recipe.prepare(model or _model())
     return recipe
 
@@ -345,6 +346,7 @@ def test_the_recipe_composes_with_every_source(tmp_path: Path) -> None:
         (["recipe.stages=three"], "recipe.stages: must be one of"),
         (["recipe.ctc_weight=2"], "recipe.ctc_weight: must be in"),
         (["recipe.readiness.corrupt_prefix=-1"], "recipe.readiness.corrupt_prefix"),
+        (["recipe.spec_augment.formant_shift=2"], "recipe.spec_augment.formant_shift: must be in"),
         (["data=manifest", "data.path=/nowhere.jsonl"], "data.path: is no file"),
         (["data=asterisk", "data.path=/nowhere"], "data.path: is no directory"),
     ],

@@ -290,6 +290,13 @@ def test_sentences_are_closed_and_never_repeat() -> None:
     assert parts == {"train", "dev", "test"}
 
 
+def test_training_sentences_may_repeat_so_that_every_pattern_keeps_its_share() -> None:
+    said = list(itertools.islice(grammar.sentences(0, distinct=False), 6000))
+    strings = sum(text.startswith("my number is") for text in said)
+    assert 400 < strings < 600  # a twelfth
+    assert len(set(said)) < len(said)
+
+
 def test_numbers_are_read_in_words() -> None:
     assert [grammar.number(value) for value in (0, 12, 17, 40, 99)] == [
         "zero",

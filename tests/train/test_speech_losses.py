@@ -8,13 +8,14 @@ import math
 import numpy as np
 import pytest
 import torch
+from transformers.audio_utils import hertz_to_mel, mel_to_hertz
 
 from ssd_train.losses.agreement import agreement_loss_sum
 from ssd_train.losses.ctc import ctc_loss_sum, feasible, repeats
 from ssd_train.losses.hybrid import HybridWeights, hybrid_loss
 from ssd_train.losses.optimal import edit_table, optimal_targets
 from ssd_train.losses.smoothed import smoothed_cross_entropy_sum
-from ssd_train.spec_augment import Stripes, spec_augment
+from ssd_train.spec_augment import Stripes, spec_augment, warp_frequencies
 
 BLANK = 0
 
@@ -219,3 +220,26 @@ def test_stripes_follow_from_the_generator_and_touch_only_audio() -> None:
     masked = spec_augment(features, lengths, times_only, generators(0, 2))
     assert masked[1, 30:].all()
     assert not masked[0].all()
+
+
+def test_moved_formants_follow_from_the_generator_and_stay_within_their_limit() -> None:
+    band, mel = (20.0, 4000.0), 40
+    edges = np.linspace(*(hertz_to_mel(edge) for edge in band), mel + 2)
+    tone = mel_to_hertz(edges[1:-1])[20]
+    features = torch.zeros(64, 3, mel)
+    features[:, :, 20] = 1.0
+    moved = warp_frequencies(features, 0.15, band, generators(0, 64))
+    centres = torch.as_tensor(mel_to_hertz(edges[1:-1]), dtype=torch.float32)
+    heard = (moved[:, 0] * centres).sum(dim=1) / moved[:, 0].sum(dim=1)
+    assert heard.min() < tone / 1.1
+    assert heard.max() > tone * 1.1
+    assert ((heard > tone / 1.2) & (heard < tone * 1.2)).all()
+    assert torch.equal(moved, warp_frequencies(features, 0.15, band, generators(0, 64)))
+    alone = warp_frequencies(features[5:6], 0.15, band, generators(0, 64)[5:6])
+    assert torch.equal(alone[0], moved[5])
+
+
+def test_formants_that_do_not_move_leave_the_features_alone() -> None:
+    features = torch.randn(2, 5, 20, generator=torch.Generator().manual_seed(0))
+    same = warp_frequencies(features, 0.0, (20.0, 8000.0), generators(0, 2))
+    torch.testing.assert_close(same, features, atol=1e-5, rtol=1e-5)

@@ -51,14 +51,19 @@ def sentence(rng: np.random.Generator) -> str:
     return text
 
 
-def sentences(seed: int) -> Iterator[str]:
-    """Yield sentences, none of them twice; the domain holds some tens of thousands."""
+def sentences(seed: int, *, distinct: bool = True) -> Iterator[str]:
+    """Yield sentences, none of them twice if `distinct`.
+
+    The domain holds some thousands beside the strings of digits, which is what distinct sentences come to in the end;
+    otherwise every pattern keeps its share.
+    """
     rng, seen = np.random.default_rng(seed), set()
     while True:
         text = sentence(rng)
-        if text not in seen:
-            seen.add(text)
-            yield text
+        if distinct and text in seen:
+            continue
+        seen.add(text)
+        yield text
 
 
 def words() -> set[str]:

@@ -19,6 +19,8 @@ from ssd_train.data.speech.engines import Manner, Samples, split_voice, usable_v
 from ssd_train.data.speech.screening import Tally
 from ssd_train.data.speech.sources import SpeechSource, Stream
 
+_VERSION = 2
+"""Of what this module says for one configuration: stored speech of another version is not reused."""
 _HELD = 0.3
 """Share of all sentences, by a hash of the text, that no training voice ever says."""
 
@@ -65,7 +67,16 @@ def _fingerprint(cfg: TTSSpeechConfig, voices: list[str]) -> str:
     except PackageNotFoundError:
         engine = "none"
     spread = [cfg.speed, cfg.pitch, cfg.tract, cfg.noise_share, cfg.snr, cfg.optional_share]
-    facts = [voices, cfg.utterances, cfg.sampling_rate, *spread, grammar.TEMPLATES, grammar.SLOTS, engine]
+    facts = [
+        _VERSION,
+        voices,
+        cfg.utterances,
+        cfg.sampling_rate,
+        *spread,
+        grammar.TEMPLATES,
+        grammar.SLOTS,
+        engine,
+    ]
     return "tts-" + hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
@@ -74,9 +85,11 @@ def _speak(
 ) -> Iterator[Utterance]:
     """Yield `count` utterances of one part; what each is like follows from `seed` and its number.
 
+    A training sentence may come again, in another voice or manner; held-out ones are all different.
     `cast` holds one or two groups of voices; the second one speaks `cfg.optional_share` of the utterances.
     """
-    texts = (text for text in grammar.sentences(seed) if part_of(text) == part)
+    said = grammar.sentences(seed, distinct=part != "train")
+    texts = (text for text in said if part_of(text) == part)
     for number in range(count):
         rng = np.random.default_rng([seed, number])
         group = cast[int(len(cast) > 1 and rng.random() < cfg.optional_share)]
