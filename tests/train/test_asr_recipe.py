@@ -272,10 +272,12 @@ def test_one_batch_is_learned_by_heart() -> None:
     recipe = _recipe(replace(PLAIN, ctc_weight=0.5), _model(encoder_size=32, decoder_size=32, init_std=0.1))
     model, batch = recipe.model, collate(SAMPLES)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    for step in range(260):
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, 320)
+    for step in range(320):
         out = recipe.step(model, batch, _context(step, max_steps=1000))
         (out.loss_sum / out.denom).backward()
         optimizer.step()
+        schedule.step()
         optimizer.zero_grad()
     with torch.no_grad():
         encoded = model.eval().encode(batch["input_features"], batch["feature_lengths"])
