@@ -21,7 +21,7 @@ from omegaconf import DictConfig
 from ssd_infer.config import config_directory
 from ssd_infer.config_errors import HYDRA_ERRORS, explain_all
 from ssd_infer.console import error_console, print_error
-from ssd_infer.errors import SSDError
+from ssd_infer.errors import ConfigError, Problem, SSDError
 
 Task = Callable[[DictConfig], int]
 USER_ERROR = 2
@@ -50,7 +50,7 @@ def launch(
     try:
         with _hydra_raises():
             main()
-    except (*HYDRA_ERRORS, HydraException) as error:
+    except (*HYDRA_ERRORS, HydraException, ValueError) as error:
         if wants_traceback or started:
             raise
         print_error(_explain(config_name, error, check))
@@ -99,9 +99,13 @@ def _hydra_raises() -> Iterator[None]:
 
 def _explain(config_name: str, error: Exception, check: Callable[[DictConfig], object]) -> SSDError:
     """Return one error for everything that is wrong with the command line."""
+    arguments = get_args_parser().parse_args()
+    if isinstance(error, ValueError) and not isinstance(error, HYDRA_ERRORS):
+        rule = "must name an option of each group of settings"
+        given = " ".join(item for item in arguments.overrides if item.endswith("=null"))
+        return ConfigError([Problem("command line", rule, given, str(error))])
     if not isinstance(error, HYDRA_ERRORS):
         return SSDError(str(error))
-    arguments = get_args_parser().parse_args()
     return explain_all(
         error,
         arguments.overrides,

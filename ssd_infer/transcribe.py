@@ -47,10 +47,11 @@ def run(cfg: DictConfig) -> int:
     from ssd_infer.errors import DataError
     from ssd_infer.loading import load
     from ssd_infer.speech.api import transcribe
-    from ssd_infer.speech.audio import find_audio
-    from ssd_infer.speech.show import show
+    from ssd_infer.speech.audio import find_audio, not_tried
+    from ssd_infer.speech.show import show, show_not_tried
 
-    files = find_audio(Path(settings.audio).expanduser())
+    where = Path(settings.audio).expanduser()
+    files = find_audio(where)
     check_device(settings.device)
     loaded = load(settings.checkpoint, dtype=settings.dtype, device=settings.device)
     failures = 0
@@ -69,6 +70,7 @@ def run(cfg: DictConfig) -> int:
             failures += 1
         else:
             show(file, out)
+    show_not_tried(not_tried(where))
     return int(failures > 0)
 
 

@@ -66,11 +66,14 @@ class Subsampling(ParakeetEncoderSubsamplingConv2D):
                 self.layers[index] = _channels_last(layer)
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Return `(B, T, d)` of `features` `(B, F, mel)`, zero after `lengths` `(B,)`; None means all are audio.
+        """Return `(B, T, d)` of `features` `(B, F, mel)`, of which `lengths` `(B,)` are audio; None means all.
 
-        What is computed of padding is set to zero before a convolution could mix it with audio.
+        Padding, and what is computed of it, is set to zero before a convolution could mix it with audio.
         """
         hidden = features
+        if lengths is not None:
+            inside = torch.arange(features.shape[1], device=features.device) < lengths[:, None]
+            hidden = features.masked_fill(~inside[:, :, None], 0.0)
         for index, layer in enumerate(self.layers):
             if isinstance(layer, nn.ReLU):
                 hidden = functional.relu_(hidden)

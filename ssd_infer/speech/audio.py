@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,6 +29,8 @@ SHORTEST_SECONDS = 0.025
 """One analysis window; less holds no frame."""
 SILENCE = 1e-5
 """Deviation from the mean, of full scale, below which nothing can be heard (-100 dB)."""
+LOUDEST = 8.0
+"""Largest float believed, full scale being 1: hot mixes stay below, 16-bit numbers never divided by 32768 do not."""
 READ_FRAMES = 1 << 20
 SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif", ".au", ".caf", ".w64")
 """What a folder is searched for; a single file may have any name."""
@@ -54,18 +57,21 @@ class Audio:
 def read_audio(path: str | Path, rate: int) -> Audio:
     """Read a file and return it mono at `rate` Hz.
 
-    Raises AudioError when the file is missing, empty, no audio, damaged, silent, not finite, or of an impossible
-    length, rate or channel count.
+    Raises AudioError when the file is missing, unreadable, empty, no audio, damaged, silent, not finite, or of an
+    impossible length, rate, channel count or scale.
     """
     path, name = Path(path), str(path)
-    if not path.is_file():
-        raise AudioError(
-            f"{name}: must be an audio file ({'a folder' if path.is_dir() else 'nothing there'})"
-        )
-    if path.stat().st_size == 0:
-        raise AudioError(f"{name}: the file is empty (0 bytes)")
-    with path.open("rb") as file:
-        samples, found = _decode(file, name)
+    try:
+        if not path.is_file():
+            raise AudioError(
+                f"{name}: must be an audio file ({'a folder' if path.is_dir() else 'nothing there'})"
+            )
+        if path.stat().st_size == 0:
+            raise AudioError(f"{name}: the file is empty (0 bytes)")
+        with path.open("rb") as file:
+            samples, found = _decode(file, name)
+    except OSError as error:
+        raise AudioError(f"{name}: cannot be read ({error.strerror or error})") from error
     return Audio(_checked(samples, found, rate, name), rate, name)
 
 
@@ -74,10 +80,11 @@ def from_array(waveform: Any, sampling_rate: Any, rate: int, name: str = "audio"
 
     Integers are read as full-scale PCM of their width. Raises AudioError as `read_audio` does.
     """
-    if not isinstance(sampling_rate, int) or not RATES[0] <= sampling_rate <= RATES[1]:
+    if not isinstance(sampling_rate, Integral) or not RATES[0] <= sampling_rate <= RATES[1]:
         raise AudioError(
             f"{name}: the sampling rate must be {RATES[0]} to {RATES[1]} Hz (got {sampling_rate!r})"
         )
+    sampling_rate = int(sampling_rate)
     values = waveform.detach().cpu().float().numpy() if _is_float_tensor(waveform) else np.asarray(waveform)
     if values.dtype.kind == "i":
         values = values / float(-np.iinfo(values.dtype).min)
@@ -101,6 +108,15 @@ def find_audio(path: str | Path) -> list[Path]:
     if not found:
         raise AudioError(f"{path}: holds no audio file ({', '.join(SUFFIXES)})")
     return found
+
+
+def not_tried(path: str | Path) -> list[Path]:
+    """Return what lies below a folder and `find_audio` leaves out, in name order: files of other names, dead links."""
+    path = Path(path)
+    if not path.is_dir():
+        return []
+    found = set(find_audio(path))
+    return sorted(item for item in path.rglob("*") if not item.is_dir() and item not in found)
 
 
 def resample(samples: Samples, source: int, target: int) -> Samples:
@@ -178,6 +194,11 @@ def _checked(samples: Samples, source: int, rate: int, name: str) -> Tensor:
     if not np.isfinite(samples).all():
         bad = int(len(samples) - np.isfinite(samples).sum())
         raise AudioError(f"{name}: {bad} of {len(samples)} samples are NaN or infinite")
+    peak = float(np.abs(samples).max())
+    if peak > LOUDEST:
+        raise AudioError(
+            f"{name}: floats must lie in [-1, 1] (peak {peak:g}); divide 16-bit numbers by 32768"
+        )
     if float(np.abs(samples - samples.mean(dtype=np.float64)).max()) < SILENCE:
         raise AudioError(f"{name}: holds only silence")
     return torch.from_numpy(np.ascontiguousarray(resample(samples, source, rate)).clip(-1.0, 1.0))

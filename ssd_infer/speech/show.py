@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from ssd_infer.console import error_console
 from ssd_infer.report.format import plain
 from ssd_infer.speech.api import TranscribeOutput
 
@@ -29,3 +30,12 @@ def show(file: Path, out: TranscribeOutput, console: Console | None = None) -> N
         for part in out.segments[0]:
             line = f"    {part.start:8.1f}–{part.end:.1f} s  {part.route:<8} {part.confidence:.2f}  {plain(part.text)}"
             console.print(Text(line, style="dim"))
+
+
+def show_not_tried(files: list[Path], names: int = 3) -> None:
+    """Say on the error stream how many files of a folder were left out for their names, and the first few of them."""
+    if not files:
+        return
+    first = ", ".join(plain(file.name) for file in files[:names]) + (", …" if len(files) > names else "")
+    count = "1 file was" if len(files) == 1 else f"{len(files)} files were"
+    error_console().print(Text(f"{count} not tried, having no audio file's name: {first}"))

@@ -35,6 +35,7 @@ def write_recipe(directory: Path, name: str, body: str) -> str:
         ("+model=tiny", "model: is chosen already (got '+model'); leave the plus out"),
         ("+seed=1", "seed: exists already, so nothing can be added (got '+seed'); leave the plus out"),
         ("seed=1,2", "seed: must be one value (got '1,2')"),
+        ("model=null", "command line: must name an option of each group of settings (got 'model=null')"),
         ("model=hf", "model.name: must be set (got '???'); add model.name=..."),
         ("data.block_size=${nowhere}", "data.block_size: cannot be resolved (got '${nowhere}')"),
         ("nonsense", "command line: every argument must read key=value (got 'nonsense')"),

@@ -37,10 +37,12 @@ def test_a_row_alone_and_in_a_padded_batch_is_the_same(form: str) -> None:
             torch.testing.assert_close(logits[row], single[0], atol=1e-5, rtol=1e-5)
 
 
-def test_what_stands_in_the_padding_is_never_read() -> None:
-    model, (padded, lengths) = tiny_asr(), features(61, 30)
+@pytest.mark.parametrize("count", [1, 29, 30, 31])
+def test_what_stands_in_the_padding_is_never_read(count: int) -> None:
+    """The last frame of an odd count is read together with what follows it."""
+    model, (padded, lengths) = tiny_asr(), features(61, count)
     dirty = padded.clone()
-    dirty[1, 30:] = 100.0
+    dirty[1, count:] = 100.0
     with torch.no_grad():
         clean, other = model.encode(padded, lengths), model.encode(dirty, lengths)
     end = int(clean.lengths[1])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ssd_infer.speech.audio import AudioError, find_audio, from_array, read_audio, resample
+from ssd_infer.speech.audio import AudioError, find_audio, from_array, not_tried, read_audio, resample
 
 soundfile = pytest.importorskip("soundfile")
 RATE = 16_000
@@ -60,6 +60,7 @@ def test_compressed_files(tmp_path: Path, form: str) -> None:
         (np.zeros(0), "holds no samples"),
         (np.zeros(8000), "only silence"),
         (np.full(8000, 0.25), "only silence"),
+        (30_000 * np.sin(np.arange(8000)), r"floats must lie in \[-1, 1\] .peak 29999"),
         (np.ones(1), "at least 25 ms .got 1 sample at"),
         (np.where(np.arange(8000) == 99, np.nan, 0.1), "1 of 8000 samples are NaN or infinite"),
         (np.where(np.arange(8000) % 2, np.inf, 0.1), "4000 of 8000 samples"),
@@ -78,6 +79,8 @@ def test_unusable_files(tmp_path: Path) -> None:
     (tmp_path / "text.wav").write_text("not audio " * 50)
     whole = write(tmp_path / "a.flac", np.random.default_rng(0).normal(0, 0.1, 40_000)).read_bytes()
     (tmp_path / "cut.flac").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(AudioError, match=r"cannot be read \(File name too long"):
+        read_audio("x" * 300, RATE)
     cases = {"empty.wav": "empty .0 bytes", "text.wav": "no audio that can be read", "cut.flac": "no audio"}
     for name, words in (cases | {"missing.wav": "nothing there", ".": "a folder"}).items():
         with pytest.raises(AudioError, match=words) as caught:
@@ -103,6 +106,7 @@ def test_arrays_of_every_usual_form() -> None:
         torch.from_numpy(np.stack([tone()] * 2)),
     ):
         assert torch.allclose(from_array(stereo, RATE, RATE).samples, want)
+    assert torch.equal(from_array(tone(), np.int64(RATE), RATE).samples, want)
     half = torch.from_numpy(tone()).to(torch.bfloat16)
     assert torch.allclose(from_array(half, RATE, RATE).samples, want, atol=2e-3)
 
@@ -127,7 +131,10 @@ def test_folders_are_searched_by_extension(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     write(tmp_path / "deep" / "a.FLAC", tone(), format="FLAC")
     (tmp_path / "notes.txt").touch()
+    (tmp_path / "dead.wav").symlink_to(tmp_path / "nowhere.wav")
     assert [path.name for path in find_audio(tmp_path)] == ["b.wav", "a.FLAC"]
+    assert [path.name for path in not_tried(tmp_path)] == ["dead.wav", "notes.txt"]
+    assert not_tried(tmp_path / "b.wav") == []
     assert find_audio(tmp_path / "notes.txt") == [tmp_path / "notes.txt"]
     (tmp_path / "none").mkdir()
     with pytest.raises(AudioError, match="no audio file"):

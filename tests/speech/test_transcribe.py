@@ -184,6 +184,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_the_command(checkpoint: Path, tmp_path: Path) -> None:
     soundfile.write(tmp_path / "a.wav", np.stack([noise(1.0, rate=44_100)] * 2, axis=1), 44_100)
     soundfile.write(tmp_path / "b.wav", np.zeros(8000), RATE)
+    (tmp_path / "c.m4a").touch()
     done = command(f"checkpoint={checkpoint}", f"audio={tmp_path}", "segment_seconds=0.6")
     assert done.returncode == 1, "one of two files is silent"
     assert "a.wav" in done.stdout
@@ -191,6 +192,7 @@ def test_the_command(checkpoint: Path, tmp_path: Path) -> None:
     assert "RTFx" in done.stdout
     assert "route" in done.stdout
     assert "b.wav: holds only silence" in done.stderr
+    assert "1 file was not tried, having no audio file's name: c.m4a" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -199,6 +201,9 @@ def test_the_command_says_what_is_wrong(checkpoint: Path, tmp_path: Path) -> Non
     done = command("checkpoint=/nowhere", f"audio={tmp_path}/none.wav", "draft=early_exit", "batch_size=0")
     assert done.returncode == 2
     assert done.stderr.splitlines()[0] == "Configuration: 4 problems"
+    done = command(f"checkpoint={checkpoint}", "audio=" + "x" * 300)
+    assert done.returncode == 2
+    assert "audio: must be an audio file or a folder" in done.stderr
     soundfile.write(tmp_path / "short.wav", noise(0.01), RATE)
     assert json.loads((checkpoint / "config.json").read_text())["model_type"] == "ssd_ctc_asr"
     done = command(f"checkpoint={checkpoint}", f"audio={tmp_path / 'short.wav'}")
