@@ -80,11 +80,11 @@ def from_array(waveform: Any, sampling_rate: Any, rate: int, name: str = "audio"
 
     Integers are read as full-scale PCM of their width. Raises AudioError as `read_audio` does.
     """
-    if not isinstance(sampling_rate, Integral) or not RATES[0] <= sampling_rate <= RATES[1]:
+    hertz = int(sampling_rate) if isinstance(sampling_rate, Integral) else 0
+    if not RATES[0] <= hertz <= RATES[1]:
         raise AudioError(
             f"{name}: the sampling rate must be {RATES[0]} to {RATES[1]} Hz (got {sampling_rate!r})"
         )
-    sampling_rate = int(sampling_rate)
     values = waveform.detach().cpu().float().numpy() if _is_float_tensor(waveform) else np.asarray(waveform)
     if values.dtype.kind == "i":
         values = values / float(-np.iinfo(values.dtype).min)
@@ -96,7 +96,7 @@ def from_array(waveform: Any, sampling_rate: Any, rate: int, name: str = "audio"
         axis = int(values.shape[0] > values.shape[1])
         _check_channels(values.shape[axis], name)
         values = values.mean(axis=axis)
-    return Audio(_checked(values.astype(np.float32), sampling_rate, rate, name), rate, name)
+    return Audio(_checked(values.astype(np.float32), hertz, rate, name), rate, name)
 
 
 def find_audio(path: str | Path) -> list[Path]:
