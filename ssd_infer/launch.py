@@ -100,17 +100,17 @@ def _hydra_raises() -> Iterator[None]:
 def _explain(config_name: str, error: Exception, check: Callable[[DictConfig], object]) -> SSDError:
     """Return one error for everything that is wrong with the command line."""
     arguments = get_args_parser().parse_args()
-    if isinstance(error, ValueError) and not isinstance(error, HYDRA_ERRORS):
+    if isinstance(error, HYDRA_ERRORS):
+        return explain_all(
+            error,
+            arguments.overrides,
+            lambda overrides: check(_compose(config_name, overrides, arguments.config_dir)),
+        )
+    if isinstance(error, ValueError):
         rule = "must name an option of each group of settings"
         given = " ".join(item for item in arguments.overrides if item.endswith("=null"))
         return ConfigError([Problem("command line", rule, given, str(error))])
-    if not isinstance(error, HYDRA_ERRORS):
-        return SSDError(str(error))
-    return explain_all(
-        error,
-        arguments.overrides,
-        lambda overrides: check(_compose(config_name, overrides, arguments.config_dir)),
-    )
+    return SSDError(str(error))
 
 
 def _compose(config_name: str, overrides: list[str], extra: str | None) -> DictConfig:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 
@@ -21,7 +22,6 @@ NAME = "sparse_attention"
 RATIOS = (0.025, 0.05, 0.1, 0.2)
 TASK = "long_continuation"
 _GAMMA, _DISTINCT = 8, 4
-_Args = ParamSpec("_Args")
 _Item = TypeVar("_Item")
 
 
@@ -42,7 +42,7 @@ def sparse_sweep(bench: Bench, deadline: Deadline) -> dict[str, Any]:
     rows: list[FilledRow] = []
     for context in sorted(contexts):
         what = f"prefilling {context} tokens of context"
-        filled = _tried(bench, what, _filled, bench, bench.target, context, max(batches))
+        filled = _tried(bench, what, partial(_filled, bench, bench.target, context, max(batches)))
         rows = filled or rows
         for batch in sorted(batches) if filled else ():
             if deadline.passed and cells:
@@ -50,24 +50,18 @@ def sparse_sweep(bench: Bench, deadline: Deadline) -> dict[str, Any]:
                 continue
             bench.say(f"decoding {batch} rows of {context} tokens with sparse attention")
             what = f"the sweep at batch {batch} and {context} tokens of context"
-            cells += _tried(bench, what, _cell, bench, bench.target, rows, batch)
+            cells += _tried(bench, what, partial(_cell, bench, bench.target, rows, batch))
     if rows and not deadline.passed:
         bench.say("measuring acceptance by budget")
         what = "acceptance by budget"
-        budgets = _tried(bench, what, _by_budget, bench, bench.target, rows, min(batches))
+        budgets = _tried(bench, what, partial(_by_budget, bench, bench.target, rows, min(batches)))
     return {"cells": cells, "budgets": budgets}
 
 
-def _tried(
-    bench: Bench,
-    what: str,
-    measure: Callable[_Args, list[_Item]],
-    *arguments: _Args.args,
-    **more: _Args.kwargs,
-) -> list[_Item]:
+def _tried(bench: Bench, what: str, measure: Callable[[], list[_Item]]) -> list[_Item]:
     """Return what `measure` returns; if it fails, nothing and a warning: a sweep must not cost a report its rows."""
     try:
-        return measure(*arguments, **more)
+        return measure()
     except (ConfigError, DataError):
         raise
     except Exception as error:  # noqa: BLE001

@@ -18,6 +18,8 @@ from transformers.models.parakeet.modeling_parakeet import (
     ParakeetEncoderSubsamplingConv2D,
 )
 
+from ssd_infer.models.asr_positions import within
+
 
 class FramewiseConv(nn.Conv1d):
     """A convolution of one frame's width, which is a linear map of the channels."""
@@ -72,8 +74,7 @@ class Subsampling(ParakeetEncoderSubsamplingConv2D):
         """
         hidden = features
         if lengths is not None:
-            inside = torch.arange(features.shape[1], device=features.device) < lengths[:, None]
-            hidden = features.masked_fill(~inside[:, :, None], 0.0)
+            hidden = features.masked_fill(~within(lengths, features.shape[1])[:, :, None], 0.0)
         for index, layer in enumerate(self.layers):
             if isinstance(layer, nn.ReLU):
                 hidden = functional.relu_(hidden)
@@ -83,8 +84,7 @@ class Subsampling(ParakeetEncoderSubsamplingConv2D):
                 continue
             lengths = self._get_output_length(lengths, cast("nn.Conv2d", layer))
             if not isinstance(layer, DepthwiseConv) and index + 2 < len(self.layers):
-                inside = torch.arange(hidden.shape[1], device=hidden.device) < lengths[:, None]
-                hidden.mul_(inside[:, :, None, None])
+                hidden.mul_(within(lengths, hidden.shape[1])[:, :, None, None])
         projected: Tensor = self.linear(hidden.transpose(2, 3).flatten(2))
         return projected
 

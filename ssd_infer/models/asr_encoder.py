@@ -12,7 +12,7 @@ from transformers.models.parakeet.configuration_parakeet import ParakeetEncoderC
 from transformers.models.parakeet.modeling_parakeet import ParakeetEncoder, ParakeetEncoderBlock
 
 from ssd_infer.models.asr_conformer import Convolution, RelativeAttention, Subsampling
-from ssd_infer.models.asr_positions import relative_sinusoids
+from ssd_infer.models.asr_positions import relative_sinusoids, within
 from ssd_infer.models.ctc_asr_config import encoder_lengths
 
 
@@ -32,8 +32,7 @@ class EncoderOutput:
     @property
     def mask(self) -> Tensor:
         """Valid frames, bool `(B, T)`."""
-        frames = torch.arange(self.hidden.shape[1], device=self.hidden.device)
-        return frames < self.lengths[:, None]
+        return within(self.lengths, self.hidden.shape[1])
 
     def select(self, rows: Sequence[int] | Tensor) -> EncoderOutput:
         """Return the rows `rows`, in that order, cut to the longest of them."""
@@ -101,8 +100,7 @@ class ASREncoder(ParakeetEncoder):
         hidden: Tensor = self.subsampling(features, lengths) * self.input_scale
         mask = None
         if lengths is not None:
-            frames = torch.arange(hidden.shape[1], device=hidden.device)
-            mask = frames < encoder_lengths(self.config, lengths)[:, None]
+            mask = within(encoder_lengths(self.config, lengths), hidden.shape[1])
         length, width = hidden.shape[1:]
         positions = relative_sinusoids(length, width, hidden.device).to(hidden.dtype)
         hidden = functional.dropout(hidden, self.dropout, self.training)

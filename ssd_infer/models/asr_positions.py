@@ -8,6 +8,11 @@ import torch
 from torch import Tensor
 
 
+def within(lengths: Tensor, size: int) -> Tensor:
+    """Return bool `(B, size)`: the places of each row before its length, `lengths` `(B,)`."""
+    return torch.arange(size, device=lengths.device) < lengths[:, None]
+
+
 def sinusoids(length: int, width: int, device: torch.device) -> Tensor:
     """Return the sinusoidal positions `(length, width)` of arXiv 1706.03762, section 3.5, in float32."""
     rows = 1 << max(6, (length - 1).bit_length())

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ssd_infer.models.asr_positions import within
+
 SEQUENCE = "sequence"
 """−ln P(transcript) over all its alignments: where a token begins is no doubt about what is said."""
 AGGREGATES = ("max", "p95", "mean", SEQUENCE)
@@ -71,7 +73,7 @@ def draft(
     `how` None asks for no doubt: it stays infinite.
     """
     path = probabilities.argmax(dim=-1)
-    valid = torch.arange(path.shape[1], device=path.device) < lengths[:, None]
+    valid = within(lengths, path.shape[1])
     emits = collapse(path, valid, blank)
     chosen = valid if frames == "valid" else valid & (path != blank)
     found = [_draft(row, emit) for row, emit in zip(path.tolist(), emits.tolist(), strict=True)]
@@ -102,7 +104,7 @@ def confidence(probabilities: Tensor, lengths: Tensor, blank: int) -> list[float
     The normalised Gibbs entropy of Laptev & Ginsburg (arXiv 2212.08703, eq. 8).
     """
     path = probabilities.argmax(dim=-1)
-    valid = torch.arange(path.shape[1], device=path.device) < lengths[:, None]
+    valid = within(lengths, path.shape[1])
     spread = entropy(probabilities) / math.log(probabilities.shape[-1])
     means = aggregate(spread, valid & (path != blank), "mean")
     return [max(0.0, 1.0 - mean) if math.isfinite(mean) else 0.0 for mean in means]

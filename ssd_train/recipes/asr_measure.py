@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from ssd_infer.models.asr_positions import within
 from ssd_infer.models.ctc_asr import CTCASRModel, EncoderOutput
 from ssd_infer.speech.ctc import collapse
 from ssd_train.losses.optimal import edit_table
@@ -70,5 +71,5 @@ def validation_metrics(
 def greedy_hypotheses(logits: Tensor, lengths: Tensor, blank: int) -> list[list[int]]:
     """Return the collapsed greedy CTC path of each row of `(B, T, V)`, padding never read."""
     path = logits.argmax(dim=-1)
-    emits = collapse(path, torch.arange(path.shape[1], device=path.device) < lengths[:, None], blank)
+    emits = collapse(path, within(lengths, path.shape[1]), blank)
     return [row[mask].tolist() for row, mask in zip(path.cpu(), emits.cpu(), strict=True)]
