@@ -20,7 +20,7 @@ from ssd_infer.evaluation.section import Section, judge, rows, run_section
 from ssd_infer.evaluation.shift import shift_study
 from ssd_infer.evaluation.strategies import Absent
 from ssd_infer.evaluation.summary import absent_row
-from ssd_infer.evaluation.sweep import sparse_sweep
+from ssd_infer.evaluation.sweep import attach, sparse_sweep
 from ssd_infer.evaluation.tasks import held_out_ids
 from ssd_infer.evaluation.verdict import verdict
 from ssd_infer.evaluation.vocabulary import check_ids
@@ -81,7 +81,7 @@ def assemble(
         if row["name"] == "early_exit" and grid["predicted"]:
             row["extra"]["grid"] = grid
         if row["name"] == "sparse_attention" and sweep:
-            row["extra"]["sweep"] = sweep
+            attach(row, sweep)
     return {
         "schema_version": SCHEMA_VERSION,
         "identity": identity(bench.settings.checkpoint),

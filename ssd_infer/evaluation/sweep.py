@@ -58,6 +58,19 @@ def sparse_sweep(bench: Bench, deadline: Deadline) -> dict[str, Any]:
     return {"cells": cells, "budgets": budgets}
 
 
+def attach(row: dict[str, Any], sweep: dict[str, Any]) -> None:
+    """Add `sweep` to a report's row of this strategy; a cell whose output changed fails the row and the run."""
+    row["extra"]["sweep"] = sweep
+    wrong = [
+        f"batch {cell['batch']} at {cell['context']} tokens of context"
+        for cell in sweep.get("cells", [])
+        if cell["name"] == NAME and cell["verdict"] == "fail"
+    ]
+    if wrong and row["status"] == "ok":
+        detail = f"the output of the long-context sweep (greedy) changed: {', '.join(wrong)}"
+        row["lossless"] = {**row["lossless"], "verdict": "fail", "detail": detail}
+
+
 def _tried(bench: Bench, what: str, measure: Callable[[], list[_Item]]) -> list[_Item]:
     """Return what `measure` returns; if it fails, nothing and a warning: a sweep must not cost a report its rows."""
     try:
@@ -91,13 +104,7 @@ def _cell(bench: Bench, target: Target, rows: list[FilledRow], batch: int) -> li
     params = settings.draft_params if settings.draft == NAME else {}
     filled = Prefilled(target, rows, batch, settings.max_new_tokens, room_for([params]))
     found = measure_cell(filled, {NAME: params}, settings.max_new_tokens, settings.repeats)
-    report = cell_report(found, filled.slot_bytes, torch.finfo(bench.dtype).bits >= 32)
-    bench.notes += [
-        f"{row['name']} changed the output at batch {row['batch']} and {row['context']} tokens of context"
-        for row in report
-        if row["name"] == NAME and row["verdict"] == "fail"
-    ]
-    return report
+    return cell_report(found, filled.slot_bytes, torch.finfo(bench.dtype).bits >= 32)
 
 
 def _by_budget(bench: Bench, target: Target, rows: list[FilledRow], batch: int) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import ssd_infer
+from ssd_infer.__main__ import exit_code
 from ssd_infer.drafts.base import Resolved
 from ssd_infer.engine.target import Target
 from ssd_infer.evaluation import prefilled, sweep
@@ -161,6 +162,26 @@ def test_a_sweep_that_cannot_be_made_says_why(tiny_model: ModelFactory) -> None:
     assert "draft=ngram only" in sweep.sparse_sweep(bench_of(model, settings=other), deadline)["reason"]
     windowed = tiny_model("mistral", sliding_window=16)
     assert "sliding window" in sweep.sparse_sweep(bench_of(windowed), deadline)["reason"]
+
+
+@pytest.mark.parametrize(("status", "after"), [("ok", "fail"), ("not_applicable", "pass")])
+def test_a_cell_that_changed_the_output_fails_its_row(status: str, after: str) -> None:
+    def cell(name: str, verdict: str) -> dict[str, Any]:
+        return {"name": name, "batch": 4, "context": 64, "verdict": verdict}
+
+    row: dict[str, Any] = {
+        "status": status,
+        "lossless": {"claimed": True, "verdict": "pass", "detail": ""},
+        "extra": {},
+    }
+    sweep.attach(row, {"cells": [cell("transformers", "fail"), cell("sparse_attention", "pass")]})
+    assert row["lossless"]["verdict"] == "pass"
+    sweep.attach(row, {"cells": [cell("plain", "pass"), cell("sparse_attention", "fail")]})
+    assert row["lossless"]["verdict"] == after
+    assert len(row["extra"]["sweep"]["cells"]) == 2
+    if after == "fail":
+        assert exit_code({"strategies": [row]}) == 1
+        assert "batch 4 at 64 tokens" in row["lossless"]["detail"]
 
 
 def test_a_sweep_that_fails_costs_the_report_nothing(
