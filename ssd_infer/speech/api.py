@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -74,8 +75,8 @@ def transcribe(
     Raises AudioError for audio that cannot be recognised, ConfigError for bad arguments.
     """
     loaded = _loaded(model)
+    _check(draft, draft_params, batch_size, segment_seconds)
     name = None if draft is None else canonical(draft)
-    _check(name, draft_params, batch_size, segment_seconds)
     module: Any = loaded.model
     params = _params(loaded, name, draft_params or {})
     rate = int(loaded.processor.sampling_rate)
@@ -211,16 +212,20 @@ def _recordings(audio: Any, sampling_rate: int | None, rate: int) -> list[Audio]
     return found
 
 
-def _check(
-    name: str | None, params: Mapping[str, Any] | None, batch_size: Any, segment_seconds: float | None
-) -> None:
+def _check(draft: Any, params: Any, batch_size: Any, segment_seconds: Any) -> None:
+    """Raise ConfigError with every argument that is not of its kind or out of range."""
     checks = Checks()
-    if name is not None:
-        check_name(name, checks)
-    elif params:
+    named = params is None or (isinstance(params, Mapping) and all(isinstance(key, str) for key in params))
+    checks.require(named, "draft_params", "must map names of parameters to values", params, "give a dict")
+    if draft is not None:
+        check_name(draft, checks)
+    elif named and params:
         checks.fail("draft_params", "need a draft", dict(params), "name one with draft=…")
     whole = isinstance(batch_size, int) and not isinstance(batch_size, bool)
     checks.require(whole and batch_size >= 1, "batch_size", "must be an integer of at least 1", batch_size)
     if segment_seconds is not None:
-        checks.at_least("segment_seconds", segment_seconds, 0.5)
+        number = isinstance(segment_seconds, int | float) and not isinstance(segment_seconds, bool)
+        rule = "must be a number of seconds, at least 0.5, or None"
+        good = number and math.isfinite(segment_seconds) and segment_seconds >= 0.5
+        checks.require(good, "segment_seconds", rule, segment_seconds)
     checks.finish()
