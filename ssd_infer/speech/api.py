@@ -19,6 +19,7 @@ from ssd_infer.kinds import kind_of
 from ssd_infer.loading import Loaded
 from ssd_infer.speech.audio import Audio, from_array, read_audio
 from ssd_infer.speech.calibrated import thresholds_of
+from ssd_infer.speech.fast import fastest
 from ssd_infer.speech.params import CTCDraftParams, canonical, check_name, parse
 from ssd_infer.speech.recognise import batches, confidences, recognise
 from ssd_infer.speech.result import ROUTES, RowResult
@@ -111,12 +112,12 @@ def _decode(
     """Decode all parts in batches of like length; silent ones stay empty."""
     done = _Done([RowResult(route="silence") for _ in parts], [0.0] * len(parts))
     heard = [index for index, part in enumerate(parts) if not part.silent]
-    start = time.perf_counter()
+    model, start = fastest(loaded.model), time.perf_counter()
     for batch in batches([len(parts[index].samples) for index in heard], size):
         chosen = [heard[place] for place in batch]
         waves = [parts[index].samples for index in chosen]
-        decoded, encoded = recognise(loaded.model, loaded.processor, waves, name, params)
-        for index, row, sure in zip(chosen, decoded.rows, confidences(loaded.model, encoded), strict=True):
+        decoded, encoded = recognise(model, loaded.processor, waves, name, params)
+        for index, row, sure in zip(chosen, decoded.rows, confidences(model, encoded), strict=True):
             done.rows[index], done.confidences[index] = row, sure
         done.forwards += decoded.work.forwards
         for phase, seconds in decoded.timer.seconds.items():

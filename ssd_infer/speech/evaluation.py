@@ -276,4 +276,4 @@ def _remember(trial: Trial, found: Calibration) -> None:
     }
     with writing("checkpoint", Path(trial.settings.checkpoint)):
         thresholds = {"theta_ctc": point.theta_ctc, "theta_lm": point.theta_lm}
-        save_thresholds(trial.model, trial.settings.checkpoint, thresholds, more)
+        save_thresholds(trial.loaded.model, trial.settings.checkpoint, thresholds, more)

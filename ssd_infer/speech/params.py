@@ -43,10 +43,11 @@ class CTCDraftParams:
     accept: str = "relaxed"
     """`relaxed`: the two gates. `greedy`: the output is that of plain decoding, token for token."""
     resync: str = "match"
-    """What follows a rejected token is verified again: realigned at once (`shift`), or where the decoder's own next two
-    tokens reappear in it (`match`); `none` drops it, as arXiv 2603.11243 does. It changes no token."""
+    """What follows a rejected token is verified again: realigned at once (`shift`), or once two tokens in a row agree
+    where it aligns best with the decoder's own (`match`); `none` drops it, as arXiv 2603.11243 does. It changes no
+    token."""
     max_verify_rounds: int = 6
-    """Verify passes before plain decoding takes over."""
+    """Rejected drafts before plain decoding takes over."""
     temperature_ctc: float = 1.0
     """Divides the CTC logits before entropies are taken."""
 
