@@ -11,6 +11,7 @@ from omegaconf import MISSING
 
 from ssd_infer.checks import Checks
 from ssd_infer.settings import DEVICES, DTYPES
+from ssd_infer.speech.params import check_name
 
 
 @dataclass(slots=True)
@@ -42,13 +43,7 @@ def validate(settings: TranscribeSettings, checks: Checks) -> None:
     checks.require(config.is_file(), "checkpoint", rule, settings.checkpoint)
     rule = "must be an audio file or a folder of them"
     checks.require(os.path.exists(os.path.expanduser(settings.audio)), "audio", rule, settings.audio)  # noqa: PTH110, PTH111 - pathlib's raises for a name too long
-    good = settings.draft.replace("+", ":").partition(":")[0] in (
-        "ctc_draft",
-        "sasd",
-        "rescoring",
-        "ctc_only",
-    )
-    checks.require(good, "draft", "must be a draft for speech", settings.draft, "try ctc_draft")
+    check_name(settings.draft, checks)
     checks.at_least("batch_size", settings.batch_size, 1)
     if settings.segment_seconds is not None:
         checks.at_least("segment_seconds", settings.segment_seconds, 0.5)

@@ -18,6 +18,7 @@ from transformers.models.parakeet.modeling_parakeet import (
     ParakeetEncoderSubsamplingConv2D,
 )
 
+from ssd_infer.engine.products import product
 from ssd_infer.models.asr_positions import within
 
 
@@ -26,7 +27,7 @@ class FramewiseConv(nn.Conv1d):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Map `(B, T, C)` to `(B, T, C')`."""
-        return functional.linear(hidden, self.weight[:, :, 0], self.bias)
+        return product(hidden, self.weight[:, :, 0], self.bias)
 
 
 class PointwiseConv(nn.Conv2d):
@@ -34,7 +35,7 @@ class PointwiseConv(nn.Conv2d):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Map `(B, F, M, C)` to `(B, F, M, C')`."""
-        return functional.linear(hidden, self.weight[:, :, 0, 0], self.bias)
+        return product(hidden, self.weight[:, :, 0, 0], self.bias)
 
 
 class DepthwiseConv(nn.Conv2d):
@@ -49,12 +50,16 @@ class PatchConv(nn.Conv2d):
     """The first convolution: one channel in, channels last out; a product with its patches."""
 
     def forward(self, features: Tensor) -> Tensor:
-        """Map `(B, F, M)` to `(B, F', M', C)`."""
+        """Map `(B, F, M)` to `(B, F', M', C)`.
+
+        Frames are gathered first, so that a patch is one contiguous run of them: mel bins outside, frames inside.
+        """
         across, along = cast("int", self.padding[1]), cast("int", self.padding[0])
+        (frames, bins), (step, stride) = self.kernel_size, self.stride
         padded = functional.pad(features, (across, across, along, along))
-        patches = padded.unfold(1, self.kernel_size[0], self.stride[0])
-        patches = patches.unfold(2, self.kernel_size[1], self.stride[1]).flatten(3)
-        return functional.linear(patches, self.weight.flatten(1), self.bias)
+        runs = padded.unfold(1, frames, step).flatten(2)
+        patches = runs.unfold(2, frames * bins, frames * stride).contiguous()
+        return product(patches, self.weight[:, 0].transpose(1, 2).flatten(1), self.bias)
 
 
 class Subsampling(ParakeetEncoderSubsamplingConv2D):
@@ -123,9 +128,18 @@ class Convolution(ParakeetEncoderConvolutionModule):
         hidden = functional.glu(self.pointwise_conv1(hidden), dim=-1)
         if mask is not None:
             hidden = hidden * mask[:, :, None]
-        hidden = self.depthwise_conv(hidden.transpose(1, 2)).transpose(1, 2)
-        mixed: Tensor = self.pointwise_conv2(self.activation(self.norm(hidden)))
+        mixed: Tensor = self.pointwise_conv2(self.activation(self.norm(self._over_time(hidden))))
         return mixed
+
+    def _over_time(self, hidden: Tensor) -> Tensor:
+        """Convolve every channel by itself; as an image one pixel high, channels last, it is not copied about."""
+        conv: nn.Conv1d = self.depthwise_conv
+        image = hidden[:, None].permute(0, 3, 1, 2)
+        padding = (0, cast("int", conv.padding[0]))
+        mixed = functional.conv2d(
+            image, conv.weight[:, :, None], conv.bias, padding=padding, groups=conv.groups
+        )
+        return mixed.permute(0, 2, 3, 1).squeeze(1)
 
 
 class RelativeAttention(ParakeetEncoderAttention):
@@ -147,8 +161,9 @@ class RelativeAttention(ParakeetEncoderAttention):
             alpha=self.scaling,
         )
         if mask is not None:
-            by_row = scores.view(-1, batch, length, length)
-            by_row.masked_fill_(~mask[None, :, None, :], torch.finfo(scores.dtype).min)
+            never = torch.finfo(scores.dtype).min / 2
+            beyond = torch.zeros_like(mask, dtype=scores.dtype).masked_fill_(~mask, never)
+            scores.view(-1, batch, length, length).add_(beyond[:, None, :])
         weights = functional.dropout(torch.softmax(scores, dim=-1), self.attention_dropout, self.training)
         mixed = torch.bmm(weights, value).unflatten(0, (-1, batch)).permute(1, 2, 0, 3).flatten(2)
         projected: Tensor = self.o_proj(mixed)

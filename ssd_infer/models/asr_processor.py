@@ -15,6 +15,8 @@ from transformers import BatchFeature, PreTrainedTokenizerFast, ProcessorMixin
 from transformers.audio_utils import mel_filter_bank
 from transformers.feature_extraction_sequence_utils import SequenceFeatureExtractor
 
+from ssd_infer.engine.products import product
+
 Samples = NDArray[np.float32]
 """Mono audio, `(N,)`, within [-1, 1]."""
 
@@ -33,13 +35,16 @@ class ASRFeatureExtractor(SequenceFeatureExtractor):
     def __init__(
         self, feature_size: int = 80, sampling_rate: int = 16000, padding_value: float = 0.0, **kwargs: Any
     ) -> None:
-        """Prepare filters for `sampling_rate`; window and hop follow from it."""
+        """Prepare filters for `sampling_rate`; window and hop follow from it.
+
+        Each filter has two equal weights a frequency: real and imaginary part enter by their squares.
+        """
         super().__init__(
             feature_size=feature_size, sampling_rate=sampling_rate, padding_value=padding_value, **kwargs
         )
         self.hop_length, self.win_length = sampling_rate // 100, sampling_rate // 40
         self.n_fft = 1 << (self.win_length - 1).bit_length()
-        self._filters = torch.from_numpy(
+        filters = torch.from_numpy(
             mel_filter_bank(
                 num_frequency_bins=self.n_fft // 2 + 1,
                 num_mel_filters=feature_size,
@@ -50,6 +55,7 @@ class ASRFeatureExtractor(SequenceFeatureExtractor):
                 mel_scale="htk",
             ).astype(np.float32)
         )
+        self._filters = filters.T.repeat_interleave(2, dim=1).contiguous()
         self._window = torch.hann_window(self.win_length, periodic=False)
 
     @property
@@ -70,8 +76,8 @@ class ASRFeatureExtractor(SequenceFeatureExtractor):
             pad_mode="constant",
             return_complex=True,
         )
-        power = torch.view_as_real(spectrum).square().sum(dim=-1)
-        log_mel = (power.T @ self._filters + _FLOOR).log()
+        squares = torch.view_as_real(spectrum.T).flatten(1).square()
+        log_mel = (product(squares, self._filters) + _FLOOR).log()
         centred = log_mel - log_mel.mean(dim=0)
         return centred / (centred.square().mean(dim=0).sqrt() + 0.1)
 

@@ -23,7 +23,7 @@ from ssd_infer.report.rows import (
     other_rows,
 )
 from ssd_infer.report.searches import HEAD, search_cells
-from ssd_infer.report.speech import NOTE, SPEECH_HEAD, entropy_line, sets_table, speech_table
+from ssd_infer.report.speech import NOTE, SPEECH_HEAD, doubt_line, sets_table, speech_table
 from ssd_infer.report.sweep import SWEEP_HEAD, sweep_rows
 
 
@@ -194,7 +194,7 @@ def _speech(report: Report) -> str:
         return ""
     body = f'<p class="muted">{text(NOTE)}</p>'
     body += html_table(SPEECH_HEAD, [table_row(cells, 1) for cells in rows], range(1, len(SPEECH_HEAD)))
-    body += f'<p class="muted">{text(entropy_line(report))}</p>'
+    body += f'<p class="muted">{text(doubt_line(report))}</p>'
     if sets:
         body += html_table(head, [table_row(cells, 1) for cells in sets], range(1, len(head)))
     return _section("Speech", body)

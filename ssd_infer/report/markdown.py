@@ -11,7 +11,7 @@ from ssd_infer.report.format import bytes_text, interval, number, params_text, p
 from ssd_infer.report.format import markdown as md
 from ssd_infer.report.rows import STATUS_TEXT, Report, find_row, headline, ok_rows, other_rows
 from ssd_infer.report.searches import HEAD, search_cells
-from ssd_infer.report.speech import NOTE, SPEECH_HEAD, entropy_line, sets_table, speech_table
+from ssd_infer.report.speech import NOTE, SPEECH_HEAD, doubt_line, sets_table, speech_table
 from ssd_infer.report.sweep import SWEEP_HEAD, sweep_rows
 
 Cells = Iterable[object]
@@ -118,7 +118,7 @@ def _speech(report: Report) -> str:
         "## Speech",
         NOTE,
         table(SPEECH_HEAD, rows),
-        entropy_line(report),
+        doubt_line(report),
         *([table(head, sets)] if sets else []),
     ]
     return "\n\n".join(part for part in parts if part)

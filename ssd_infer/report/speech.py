@@ -29,6 +29,14 @@ NOTE = (
     "decoder; passes: of the decoder, per utterance; encoder: share of the time. θ_CTC in nats."
 )
 
+MEASURES = {
+    "sequence": "−ln P (`sequence`)",
+    "max": "largest entropy of a frame (`max`)",
+    "p95": "95th percentile of the frames' entropies (`p95`)",
+    "mean": "mean entropy of the frames (`mean`)",
+}
+"""`entropy_agg` → what gate 1 compares with its threshold."""
+
 
 def speech_table(report: Report) -> list[list[str]]:
     """Return the cells of the decoder table, plain decoding first; empty for a report without speech."""
@@ -49,15 +57,16 @@ def sets_table(report: Report) -> tuple[list[str], list[list[str]]]:
     return head, [[name, *(_rates(entry) for entry in sets)] for name, sets in first]
 
 
-def entropy_line(report: Report) -> str:
-    """Say how well gate 1's entropy tells right transcripts from wrong ones, or nothing."""
+def doubt_line(report: Report) -> str:
+    """Say how well what gate 1 measures tells right transcripts from wrong ones, or nothing."""
     found = next((row["extra"]["entropy"] for row in report["strategies"] if "entropy" in row["extra"]), None)
     if not found or found["auroc"] is None:
         return ""
     middle = [number(found[side][4]) for side in ("right", "wrong")]
+    measure = MEASURES.get(found.get("measure"), "doubt, by a measure this report does not name,")
     return (
-        f"Entropy of wrong CTC transcripts exceeds that of right ones in {percent(found['auroc'])} of pairs (AUROC); "
-        f"medians {middle[0]} nats right, {middle[1]} nats wrong."
+        f"Gate 1: the {measure} of a wrong CTC transcript exceeds that of a right one in {percent(found['auroc'])} of "
+        f"pairs (AUROC); medians {middle[0]} nats right, {middle[1]} nats wrong."
     )
 
 

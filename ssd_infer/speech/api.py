@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from ssd_infer.kinds import kind_of
 from ssd_infer.loading import Loaded
 from ssd_infer.speech.audio import Audio, from_array, read_audio
 from ssd_infer.speech.calibrated import thresholds_of
+from ssd_infer.speech.fast import fastest
 from ssd_infer.speech.params import CTCDraftParams, canonical, check_name, parse
 from ssd_infer.speech.recognise import batches, confidences, recognise
 from ssd_infer.speech.result import ROUTES, RowResult
@@ -74,8 +76,8 @@ def transcribe(
     Raises AudioError for audio that cannot be recognised, ConfigError for bad arguments.
     """
     loaded = _loaded(model)
+    _check(draft, draft_params, batch_size, segment_seconds)
     name = None if draft is None else canonical(draft)
-    _check(name, draft_params, batch_size, segment_seconds)
     module: Any = loaded.model
     params = _params(loaded, name, draft_params or {})
     rate = int(loaded.processor.sampling_rate)
@@ -110,12 +112,12 @@ def _decode(
     """Decode all parts in batches of like length; silent ones stay empty."""
     done = _Done([RowResult(route="silence") for _ in parts], [0.0] * len(parts))
     heard = [index for index, part in enumerate(parts) if not part.silent]
-    start = time.perf_counter()
+    model, start = fastest(loaded.model), time.perf_counter()
     for batch in batches([len(parts[index].samples) for index in heard], size):
         chosen = [heard[place] for place in batch]
         waves = [parts[index].samples for index in chosen]
-        decoded, encoded = recognise(loaded.model, loaded.processor, waves, name, params)
-        for index, row, sure in zip(chosen, decoded.rows, confidences(loaded.model, encoded), strict=True):
+        decoded, encoded = recognise(model, loaded.processor, waves, name, params)
+        for index, row, sure in zip(chosen, decoded.rows, confidences(model, encoded), strict=True):
             done.rows[index], done.confidences[index] = row, sure
         done.forwards += decoded.work.forwards
         for phase, seconds in decoded.timer.seconds.items():
@@ -211,16 +213,20 @@ def _recordings(audio: Any, sampling_rate: int | None, rate: int) -> list[Audio]
     return found
 
 
-def _check(
-    name: str | None, params: Mapping[str, Any] | None, batch_size: Any, segment_seconds: float | None
-) -> None:
+def _check(draft: Any, params: Any, batch_size: Any, segment_seconds: Any) -> None:
+    """Raise ConfigError with every argument that is not of its kind or out of range."""
     checks = Checks()
-    if name is not None:
-        check_name(name, checks)
-    elif params:
+    named = params is None or (isinstance(params, Mapping) and all(isinstance(key, str) for key in params))
+    checks.require(named, "draft_params", "must map names of parameters to values", params, "give a dict")
+    if draft is not None:
+        check_name(draft, checks)
+    elif named and params:
         checks.fail("draft_params", "need a draft", dict(params), "name one with draft=…")
     whole = isinstance(batch_size, int) and not isinstance(batch_size, bool)
     checks.require(whole and batch_size >= 1, "batch_size", "must be an integer of at least 1", batch_size)
     if segment_seconds is not None:
-        checks.at_least("segment_seconds", segment_seconds, 0.5)
+        number = isinstance(segment_seconds, int | float) and not isinstance(segment_seconds, bool)
+        rule = "must be a number of seconds, at least 0.5, or None"
+        good = number and math.isfinite(segment_seconds) and segment_seconds >= 0.5
+        checks.require(good, "segment_seconds", rule, segment_seconds)
     checks.finish()

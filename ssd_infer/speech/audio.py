@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ssd_infer.errors import DataError
+from ssd_infer.speech.truncation import lost_part
 
 Samples = NDArray[np.float32]
 
@@ -57,8 +58,8 @@ class Audio:
 def read_audio(path: str | Path, rate: int) -> Audio:
     """Read a file and return it mono at `rate` Hz.
 
-    Raises AudioError when the file is missing, unreadable, empty, no audio, damaged, silent, not finite, or of an
-    impossible length, rate, channel count or scale.
+    Raises AudioError when the file is missing, unreadable, empty, no audio, damaged, cut off, silent, not finite, or of
+    an impossible length, rate, channel count or scale.
     """
     path, name = Path(path), str(path)
     try:
@@ -141,8 +142,13 @@ def _decode(file: BinaryIO, name: str) -> tuple[Samples, int]:
     try:
         with soundfile.SoundFile(_Nameless(file)) as sound:
             _check_header(sound, name)
-            blocks = list(_mono_blocks(sound, name))
-            return np.concatenate(blocks or [np.zeros(0, np.float32)]), int(sound.samplerate)
+            samples = np.concatenate([np.zeros(0, np.float32), *_mono_blocks(sound, name)])
+            if lost := lost_part(file, sound):
+                raise AudioError(
+                    f"{name}: must be whole, but was cut off (got {lost}); copy it again, or convert what is "
+                    "left of it to WAV or FLAC"
+                )
+            return samples, int(sound.samplerate)
     except (soundfile.SoundFileError, TypeError, ValueError) as error:
         why = " ".join(str(getattr(error, "error_string", error)).split()).rstrip(".")
         raise AudioError(

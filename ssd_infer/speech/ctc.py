@@ -11,11 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ssd_infer.models.asr_positions import within
-
-SEQUENCE = "sequence"
-"""−ln P(transcript) over all its alignments: where a token begins is no doubt about what is said."""
-AGGREGATES = ("max", "p95", "mean", SEQUENCE)
-FRAMES = ("valid", "nonblank")
+from ssd_infer.speech.params import SEQUENCE
 
 
 @dataclass(frozen=True, slots=True)

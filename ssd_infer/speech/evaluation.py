@@ -84,7 +84,10 @@ def line_up(trial: Trial, found: Calibration) -> list[Contender]:
     if wanted == "all":
         contenders.append(_contender(SAME_WER, "ctc_draft", same, given, trial))
         contenders.append(_contender(BEST_WER, "ctc_draft", best, given, trial))
-    contenders += [Contender(name, "peer", name) for name in REFERENCES]
+    contenders += [
+        Contender(name, "peer", name, parse(name, given if name == wanted else {}, trial.vocab_size))
+        for name in REFERENCES
+    ]
     return contenders
 
 
@@ -182,13 +185,13 @@ def _thresholds(point: Point | None) -> dict[str, float | None]:
 
 
 def _more(item: Contender, board: Board, found: Calibration) -> dict[str, Any]:
-    """Return what only some rows carry: the calibration curve, and how well entropy tells right from wrong."""
+    """Return what only some rows carry: the calibration curve, and how well gate 1's measure tells right from wrong."""
     if board.suffix:
         return {}
     if item.name == "ctc_draft":
         return {"calibration": found.to_dict() | {"increase": PAPER_INCREASE}}
-    if item.name == "ctc_draft:ctc_only":
-        return {"entropy": board.figures(item.name).entropy()}
+    if item.name == "ctc_draft:ctc_only" and item.params is not None:
+        return {"entropy": board.figures(item.name).doubt(item.params.entropy_agg)}
     return {}
 
 
@@ -273,4 +276,4 @@ def _remember(trial: Trial, found: Calibration) -> None:
     }
     with writing("checkpoint", Path(trial.settings.checkpoint)):
         thresholds = {"theta_ctc": point.theta_ctc, "theta_lm": point.theta_lm}
-        save_thresholds(trial.model, trial.settings.checkpoint, thresholds, more)
+        save_thresholds(trial.loaded.model, trial.settings.checkpoint, thresholds, more)

@@ -97,12 +97,13 @@ class Figures:
         """Return the tokens of all runs, EOS excluded."""
         return sum(len(row.tokens) for run in self.runs for row in run.decoded.rows)
 
-    def entropy(self) -> dict[str, Any]:
-        """Say how well gate 1's entropy tells right drafts from wrong ones: AUROC, and deciles of both."""
+    def doubt(self, measure: str) -> dict[str, Any]:
+        """Say how well gate 1's `measure` tells right drafts from wrong ones: AUROC, and deciles of both, in nats."""
         right: list[float] = []
         wrong: list[float] = []
         for text, row in self.rows():
             if row.entropy is not None and row.drafted:
                 said = self.processor.decode(row.tokens) if row.tokens else ""
                 (right if words([text], [said])[0].edits == 0 else wrong).append(row.entropy)
-        return {"auroc": auroc(right, wrong), "right": deciles(right), "wrong": deciles(wrong)}
+        found = {"auroc": auroc(right, wrong), "right": deciles(right), "wrong": deciles(wrong)}
+        return {"measure": measure, **found}

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from ssd_infer.speech.ctc import Draft
 from ssd_infer.speech.greedy import Row, keep, step
-from ssd_infer.speech.lossless import Tail, Tails, follow
+from ssd_infer.speech.lossless import follow
 from ssd_infer.speech.params import CTCDraftParams
 from ssd_infer.speech.result import FALLBACK, GATE, VERIFY, Decoded
+from ssd_infer.speech.tails import Tail, Tails
 
 
 def two_gates(
@@ -58,9 +59,9 @@ def _tails(rows: list[Row], drafts: list[Draft], params: CTCDraftParams) -> Tail
     resumed = params.theta_lm <= 1 and params.fallback == "prefix" and params.resync != "none"
     tails: Tails = {}
     for row in rows:
-        tail = tails[row.index] = Tail([], [])
-        if resumed and row.tokens:
-            tail.rest = drafts[row.index].tokens[: row.limit][len(row.tokens) - 1 :]
+        rest = drafts[row.index].tokens[: row.limit][len(row.tokens) - 1 :] if resumed and row.tokens else []
+        tail = tails[row.index] = Tail(rest, rest)
+        if rest:
             tail.move(0, row.tokens[-1], params)
     return tails
 

@@ -1,63 +1,19 @@
 """Verify a CTC transcript token by token: the output is that of plain greedy decoding, whatever the draft says.
 
 One pass scores the whole transcript. What matches the decoder's own choices is kept; at the first mismatch its choice
-replaces the draft's. The rest of the draft is realigned, at once (`shift`) or as soon as the decoder's own next tokens
-reappear in it (`match`), and verified again. After some rounds the decoder goes on alone, so a bad draft costs little
-more than plain decoding.
+replaces the draft's. The rest of the draft is realigned (`ssd_infer.speech.tails`) and verified again. After some
+rejections the decoder goes on alone, so a bad draft costs little more than plain decoding.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 from ssd_infer.speech.ctc import Draft
 from ssd_infer.speech.greedy import Row, finish, keep, step
 from ssd_infer.speech.params import CTCDraftParams
 from ssd_infer.speech.result import FALLBACK, VERIFY, Decoded, RowResult
-
-MATCH = 2
-"""Tokens in a row that must reappear in the draft before its rest is trusted again."""
-REACH = 8
-"""How far beyond its expected place they are looked for."""
-SHORTEST = 3
-"""Fewer tokens than this are cheaper to decode than to verify."""
-
-
-@dataclass(slots=True)
-class Tail:
-    """What is left of one row's draft."""
-
-    rest: list[int]
-    """Draft tokens not used yet."""
-    ready: list[int]
-    """Those of them that the next pass verifies."""
-    fresh: list[int] = field(default_factory=list)
-    """The decoder's own tokens since the last mismatch."""
-    rounds: int = 0
-    alone: bool = False
-    """The decoder had to choose a token with no draft to verify."""
-
-    def move(self, taken: int, chosen: int, params: CTCDraftParams) -> None:
-        """Realign after a pass that accepted `taken` of the ready tokens and then chose `chosen`."""
-        verified = bool(self.ready) or not self.rounds
-        if verified:
-            self.rounds += 1
-            self.rest, self.fresh = self.rest[taken:], [chosen]
-        else:
-            self.alone = True
-            self.fresh.append(chosen)
-        self.ready = []
-        if self.rounds >= params.max_verify_rounds or params.resync == "none":
-            self.rest = []
-        elif params.resync == "match":
-            self.rest, self.ready = rejoin(self.rest, self.fresh)
-        elif verified:
-            self.rest = self.ready = realign(self.rest, chosen)
-
-
-Tails = dict[int, Tail]
-"""By `Row.index`."""
+from ssd_infer.speech.tails import Tail, Tails
 
 
 def verify_exactly(
@@ -71,7 +27,9 @@ def verify_exactly(
     going = rows
     with out.timed("verify"):
         state = decoder.start(encoded)
-        _round(decoder, state, going, tails, params, out)
+        fed = [row.pending + tails[row.index].ready[: row.limit] for row in rows]
+        _round(decoder, state, going, fed, tails, params, out)
+        out.work.verifies += any(own)
         going = _settle(state, going, len(prompt))
     follow(decoder, state, going, tails, params, out)
     for row in rows:
@@ -89,8 +47,12 @@ def follow(
     """
     prompt = len(decoder.prompt)
     while going and any(tails[row.index].rest for row in going):
-        with out.timed("verify" if any(tails[row.index].ready for row in going) else "fallback"):
-            _round(decoder, state, going, tails, params, out)
+        width = max(tails[row.index].piece for row in going)
+        offers = [tails[row.index].offer(width)[: row.limit - len(row.tokens)] for row in going]
+        with out.timed("verify" if width else "fallback"):
+            fed = [row.pending + offer for row, offer in zip(going, offers, strict=True)]
+            _round(decoder, state, going, fed, tails, params, out)
+            out.work.verifies += width > 0
             going = _settle(state, going, prompt)
     for row in going:
         tails[row.index].alone = True
@@ -98,43 +60,27 @@ def follow(
         finish(decoder, state, going, out.work)
 
 
-def realign(tail: list[int], chosen: int) -> list[int]:
-    """Return what may follow `chosen`, which the decoder put where the draft had `tail[0]`.
-
-    If the draft's next token is the chosen one, the draft had one token too many; otherwise one was mistaken.
-    """
-    return tail[2:] if len(tail) > 1 and tail[1] == chosen else tail[1:]
-
-
-def rejoin(rest: list[int], fresh: list[int]) -> tuple[list[int], list[int]]:
-    """Return the unused draft, and what of it is ready: all that follows the decoder's last `MATCH` tokens in it."""
-    if len(fresh) < MATCH:
-        return rest, []
-    last = fresh[-MATCH:]
-    for start in range(min(len(rest) - MATCH + 1, len(fresh) + REACH)):
-        if rest[start : start + MATCH] == last:
-            tail = rest[start + MATCH :]
-            return (tail, tail) if len(tail) >= SHORTEST else ([], [])
-    return rest, []
-
-
 def _round(
-    decoder: Any, state: Any, rows: list[Row], tails: Tails, params: CTCDraftParams, out: Decoded
+    decoder: Any,
+    state: Any,
+    rows: list[Row],
+    fed: list[list[int]],
+    tails: Tails,
+    params: CTCDraftParams,
+    out: Decoded,
 ) -> None:
-    """Feed every row what is ready of its draft; take what matches, plus the decoder's own next token."""
-    fed = [row.pending + tails[row.index].ready[: row.limit - len(row.tokens)] for row in rows]
+    """Feed every row its pending tokens and some of its draft; take what matches, plus the decoder's own next token."""
     table = step(decoder, state, fed, out.work).argmax(dim=-1).tolist()
-    out.work.verifies += any(len(tokens) > len(row.pending) for row, tokens in zip(rows, fed, strict=True))
     for row, tokens, choices in zip(rows, fed, table, strict=True):
         tail, first = tails[row.index], len(row.pending) - 1
-        draft = tokens[first + 1 :]
+        draft, begins = tokens[first + 1 :], not row.tokens
         taken = _common(draft, choices[first:])
         chosen = choices[first + taken]
         row.tokens.extend(draft[:taken])
         row.done = len(row.tokens) >= row.limit
         if not row.done:
             row.take(chosen, decoder.eos)
-        if draft or not tail.rounds:
+        if draft or begins:
             _count(out.rows[row.index], draft, taken, row)
         tail.move(taken, chosen, params)
 

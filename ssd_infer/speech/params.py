@@ -1,4 +1,4 @@
-"""The parameters of CTC drafting, checked; each variant is a set of defaults for the same fields."""
+"""The parameters of CTC drafting, checked; each variant is a set of defaults for the same fields. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from ssd_infer.checks import Checks, suggest
-from ssd_infer.speech.ctc import AGGREGATES, FRAMES, SEQUENCE
 
 AUTO = "auto"
+SEQUENCE = "sequence"
+"""−ln P(transcript) over all its alignments: where a token begins is no doubt about what is said."""
+AGGREGATES = ("max", "p95", "mean", SEQUENCE)
+FRAMES = ("valid", "nonblank")
 RELATIVE_THETA_CTC = 0.25
 """θ_CTC ÷ ln V where a checkpoint has no calibration: 0.86 nats for 31 symbols. Absolute thresholds do not transfer."""
 PLAIN_THETA_LM = 0.05
@@ -40,10 +43,11 @@ class CTCDraftParams:
     accept: str = "relaxed"
     """`relaxed`: the two gates. `greedy`: the output is that of plain decoding, token for token."""
     resync: str = "match"
-    """What follows a rejected token is verified again: realigned at once (`shift`), or where the decoder's own next two
-    tokens reappear in it (`match`); `none` drops it, as arXiv 2603.11243 does. It changes no token."""
+    """What follows a rejected token is verified again: realigned at once (`shift`), or once two tokens in a row agree
+    where it aligns best with the decoder's own (`match`); `none` drops it, as arXiv 2603.11243 does. It changes no
+    token."""
     max_verify_rounds: int = 6
-    """Verify passes before plain decoding takes over."""
+    """Rejected drafts before plain decoding takes over."""
     temperature_ctc: float = 1.0
     """Divides the CTC logits before entropies are taken."""
 
@@ -71,10 +75,10 @@ def canonical(name: str) -> str:
     return "ctc_draft:ctc_only" if name == "ctc_only" else name
 
 
-def check_name(name: str, checks: Checks) -> bool:
+def check_name(name: Any, checks: Checks) -> bool:
     """Note unless `name` is a way to decode speech."""
-    known = canonical(name) in NAMES
-    return checks.require(known, "draft", "is no draft for speech", name, suggest(canonical(name), NAMES))
+    typed = canonical(name) if isinstance(name, str) else ""
+    return checks.require(typed in NAMES, "draft", "is no draft for speech", name, suggest(typed, NAMES))
 
 
 def parse(

@@ -16,8 +16,10 @@ from ssd_infer.checks import Checks
 from ssd_infer.engine.devices import check_device
 from ssd_infer.errors import CheckpointError, ConfigError, DataError, Problem
 from ssd_infer.evaluation.budget import Budget
+from ssd_infer.loading import Loaded
 from ssd_infer.settings import EvalSettings
 from ssd_infer.speech.calibration import Costs
+from ssd_infer.speech.fast import fastest
 from ssd_infer.speech.manifest import DEV, FOLDER, Utterance, heldout_sets, read_manifest, read_utterances
 from ssd_infer.speech.params import canonical, check_name, parse
 from ssd_infer.speech.recognise import encode, recognise
@@ -34,7 +36,10 @@ class Trial:
     """One evaluation's shared state."""
 
     settings: EvalSettings
+    loaded: Loaded
+    """The checkpoint."""
     model: Any
+    """Its model, as it decodes fastest."""
     processor: Any
     sets: dict[str, list[Utterance]]
     """Measured sets by name."""
@@ -68,7 +73,7 @@ def open_trial(settings: EvalSettings, say: Say) -> Trial:
         )
     parse(canonical(settings.draft), _given(settings), int(model.config.vocab_size))
     say("reading held-out speech")
-    trial = Trial(settings, model, loaded.processor, {}, [], budget, say)
+    trial = Trial(settings, loaded, fastest(model), loaded.processor, {}, [], budget, say)
     for name, path in paths.items():
         found = _utterances(trial, name, path)
         if name == DEV:

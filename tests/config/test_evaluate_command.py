@@ -110,9 +110,9 @@ def test_help(evaluate):
 
 def test_every_draft_strategy_has_its_configuration_file():
     from ssd_infer.drafts import registry
-    from ssd_infer.speech.params import VARIANTS
+    from ssd_infer.speech.params import NAMES
 
-    speech = [name.replace(":", "+") for name in VARIANTS]
+    speech = [name.replace(":", "+") for name in NAMES]
     diffusion, groups = ["fewer_steps"], ["all", "skip_layer"]
     assert sorted([*registry(), *speech, *diffusion, *groups]) == option_names("draft")
 

@@ -88,6 +88,76 @@ def test_unusable_files(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
+def cut(path: Path, share: float = 0.6) -> Path:
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(share * len(whole))])
+    return path
+
+
+@pytest.mark.parametrize("form", ["WAV", "WAVEX", "RF64", "W64", "AIFF", "AU", "OGG", "FLAC"])
+def test_a_file_that_was_cut_off_is_refused(tmp_path: Path, form: str) -> None:
+    samples = np.random.default_rng(0).normal(0, 0.1, 200_000)
+    path = write(tmp_path / "a.audio", samples, format=form)
+    assert read_audio(path, RATE).seconds == 12.5
+    words = "no audio that can be read" if form == "FLAC" else r"must be whole, but was cut off \(got "
+    with pytest.raises(AudioError, match=words) as caught:
+        read_audio(cut(path), RATE)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["VORBIS", "OPUS"])
+@pytest.mark.parametrize("share", [0.5, 0.999])
+def test_an_ogg_stream_must_end(tmp_path: Path, kind: str, share: float) -> None:
+    samples = np.random.default_rng(0).normal(0, 0.1, 200_000)
+    path = write(tmp_path / "a.ogg", samples, format="OGG", subtype=kind)
+    assert read_audio(path, RATE).seconds == 12.5
+    with pytest.raises(AudioError, match=r"cut off \(got no end-of-stream page\); copy it again"):
+        read_audio(cut(path, share), RATE)
+
+
+def test_a_flac_file_must_hold_the_samples_it_promises(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.flac", tone())
+    whole = bytearray(path.read_bytes())
+    whole[22:26] = (8500).to_bytes(4, "big")  # the low half of STREAMINFO's number of samples
+    path.write_bytes(whole)
+    with pytest.raises(AudioError, match="no audio that can be read"):
+        read_audio(path, RATE)
+
+
+def with_comments(wav: bytes, count: int) -> bytes:
+    """Return `wav` with so many comments before the samples that libsndfile's log of its header is full."""
+    info = b"INFO" + count * (b"ICMT" + (60).to_bytes(4, "little") + 59 * b"x" + b"\0")
+    start = wav.index(b"data")
+    joined = wav[8:start] + b"LIST" + len(info).to_bytes(4, "little") + info + wav[start:]
+    return b"RIFF" + len(joined).to_bytes(4, "little") + joined
+
+
+def test_comments_hide_no_cut(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.wav", tone())
+    path.write_bytes(with_comments(path.read_bytes(), 100))
+    assert read_audio(path, RATE).seconds == 0.5
+    with pytest.raises(AudioError, match=r"cut off \(got \d+ of 16000 bytes\)"):
+        read_audio(cut(path, 0.8), RATE)
+
+
+@pytest.mark.parametrize("size", [0xFFFFFFFF, 0x7FFFFFFF, 0x7FFFF000, 0xFFFFFFFF - 36])
+def test_a_wav_written_to_a_pipe_does_not_know_its_size(tmp_path: Path, size: int) -> None:
+    path = write(tmp_path / "a.wav", tone())
+    whole = bytearray(path.read_bytes())
+    whole[40:44] = size.to_bytes(4, "little")
+    path.write_bytes(whole)
+    assert read_audio(path, RATE).seconds == 0.5
+
+
+def test_a_wav_that_was_never_closed(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.wav", tone())
+    whole = bytearray(path.read_bytes())
+    whole[4:8], whole[40:44] = (8).to_bytes(4, "little"), bytes(4)
+    path.write_bytes(whole)
+    assert read_audio(path, RATE).seconds == 0.5
+
+
 def test_impossible_headers(tmp_path: Path) -> None:
     with pytest.raises(AudioError, match=r"4000 to 192000 Hz \(got 100\)"):
         read_audio(write(tmp_path / "slow.wav", tone(), 100), RATE)

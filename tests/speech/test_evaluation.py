@@ -146,6 +146,32 @@ def test_one_draft_with_given_thresholds(run: Path, tmp_path: Path) -> None:
     assert rows[0]["params"] == given
 
 
+@pytest.mark.parametrize("name", ["sasd", "rescoring"])
+def test_one_reference_is_measured_when_asked_for(run: Path, tmp_path: Path, name: str) -> None:
+    found = evaluate(settings(run, draft=name, out=str(tmp_path), repeats=1))
+    peers = {row["name"]: row for row in found["peers"]}
+    assert peers[name]["speedup"] > 0
+    assert peers[f"{name}:b8"]["speedup"] > 0
+    assert [row["name"] for row in found["strategies"] if row["status"] == "ok"] == []
+    assert exit_code(found) == 0
+
+
+@pytest.mark.parametrize("measure", ["sequence", "max"])
+def test_the_line_on_gate_one_names_its_measure(run: Path, tmp_path: Path, measure: str) -> None:
+    from ssd_infer.report.speech import MEASURES, doubt_line
+    from ssd_infer.speech.params import AGGREGATES
+
+    assert set(MEASURES) == set(AGGREGATES)
+    given = {"entropy_agg": measure}
+    made = settings(run, draft="ctc_draft:ctc_only", draft_params=given, out=str(tmp_path), repeats=1)
+    found = evaluate(made)
+    doubt = next(row["extra"]["entropy"] for row in found["strategies"] if "entropy" in row["extra"])
+    assert doubt["measure"] == measure
+    doubt |= {"auroc": 0.9, "right": [0.1] * 9, "wrong": [2.0] * 9}
+    assert doubt_line(found).startswith(f"Gate 1: the {MEASURES[measure]} of a wrong CTC transcript exceeds")
+    assert render_markdown(found).count("Gate 1: the") == render_html(found).count("Gate 1: the") == 1
+
+
 def test_an_undertrained_verifier_is_said() -> None:
     from ssd_infer.speech.calibration import Calibration, Costs
 

@@ -9,9 +9,10 @@ import torch
 
 from ssd_infer.speech.ctc import Draft
 from ssd_infer.speech.decode import decode
-from ssd_infer.speech.lossless import realign, rejoin, verify_exactly
+from ssd_infer.speech.lossless import verify_exactly
 from ssd_infer.speech.params import parse
 from ssd_infer.speech.result import Decoded, RowResult
+from ssd_infer.speech.tails import CHUNK, Tail, realign
 from tests.speech.support import damaged, encode, limits_of, plain, tiny_asr
 
 VOCAB = 13
@@ -98,21 +99,43 @@ def test_realignment(tail: list[int], chosen: int, rest: list[int]) -> None:
     assert realign(tail, chosen) == rest
 
 
+def moved(rest: list[int], *chosen: int) -> Tail:
+    """Return what is left of a draft whose rest was rejected, after the decoder chose these tokens alone."""
+    tail, params = Tail(rest, rest), parse("ctc_draft:lossless", {}, VOCAB)
+    for token in chosen:
+        tail.move(0, token, params)
+    return tail
+
+
 @pytest.mark.parametrize(
-    ("rest", "fresh", "left", "ready"),
+    ("rest", "chosen", "ready", "trusted"),
     [
-        ([4, 5, 6, 7, 8, 9], [3], [4, 5, 6, 7, 8, 9], []),
-        ([4, 5, 6, 7, 8, 9], [5, 6], [7, 8, 9], [7, 8, 9]),
-        ([4, 5, 6, 7, 8], [5, 6], [], []),
-        ([4, 5, 6, 7, 8, 9], [6, 5], [4, 5, 6, 7, 8, 9], []),
-        ([], [1, 2, 3], [], []),
-        ([3] * 11 + [1, 2, 7, 7, 7], [1, 2], [3] * 11 + [1, 2, 7, 7, 7], []),
+        ([4, 5, 6, 7], [3], [5, 6, 7], False),
+        ([4, 5, 6, 7], [5], [6, 7], False),
+        ([4, 5, 6, 7], [4], [5, 6, 7], True),
+        ([4, 5, 6, 7, 8, 9], [5, 6], [7, 8, 9], True),
+        ([4, 5, 6, 7, 8, 9], [3, 4], [5, 6, 7, 8, 9], False),
+        ([4, 5, 6, 7, 8, 9], [3, 4, 5], [6, 7, 8, 9], True),
+        ([], [1, 2, 3], [], False),
     ],
 )
-def test_rejoining_where_the_decoders_tokens_reappear(
-    rest: list[int], fresh: list[int], left: list[int], ready: list[int]
+def test_where_the_decoder_stands_in_a_rejected_draft(
+    rest: list[int], chosen: list[int], ready: list[int], trusted: bool
 ) -> None:
-    assert rejoin(rest, fresh) == (left, ready)
+    tail = moved(rest, *chosen)
+    assert (tail.ready, tail.trusted) == (ready, trusted)
+    assert tail.rounds == (chosen[0] not in rest[:1])
+
+
+def test_a_guess_goes_along_and_fills_the_width_of_a_batch() -> None:
+    tail = moved([4, 5, 6, 7, 8], 3)
+    assert (tail.piece, tail.offer(0), tail.offer(3)) == (0, [5, 6], [5, 6, 7])
+    tail.move(1, 6, parse("ctc_draft:lossless", {}, VOCAB))
+    assert (tail.trusted, tail.offer(0)) == (True, [7, 8]), "the guess and what follows it were right"
+    long = Tail(list(range(50)), list(range(50)))
+    assert (long.piece, long.offer(30)) == (CHUNK, list(range(CHUNK)))
+    long.move(CHUNK, CHUNK, parse("ctc_draft:lossless", {}, VOCAB))
+    assert (long.trusted, long.rounds, long.ready) == (True, 0, list(range(CHUNK + 1, 50)))
 
 
 def test_rejoining_saves_passes(tiny: dict[str, Any]) -> None:

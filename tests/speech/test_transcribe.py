@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -135,7 +136,24 @@ def test_sixty_minutes(loaded: Any) -> None:
             "draft_params.theta: is not",
         ),
         ((noise(1.0), RATE), {"batch_size": 0}, "batch_size: must be an integer"),
-        ((noise(1.0), RATE), {"segment_seconds": 0.0}, "segment_seconds: must be at least"),
+        (
+            (noise(1.0), RATE),
+            {"segment_seconds": 0.0},
+            "segment_seconds: must be a number of seconds, at least 0.5",
+        ),
+        (
+            (noise(1.0), RATE),
+            {"segment_seconds": "a"},
+            "segment_seconds: must be a number of seconds.*got 'a'",
+        ),
+        ((noise(1.0), RATE), {"segment_seconds": math.nan}, "segment_seconds: must be a number"),
+        (
+            (noise(1.0), RATE),
+            {"draft": 5},
+            r"draft: is no draft for speech \(got 5\); choose from: ctc_draft",
+        ),
+        ((noise(1.0), RATE), {"draft": "ctc_draft", "draft_params": 3}, "draft_params: must map names"),
+        ((noise(1.0), RATE), {"draft": "ctc_draft", "draft_params": {1: 2}}, "draft_params: must map names"),
     ],
 )
 def test_wrong_arguments(
@@ -175,6 +193,12 @@ def test_thresholds_hold_for_the_weights_they_were_found_for(checkpoint: Path) -
         path.unlink()
 
 
+def test_the_references_transcribe_too(loaded: Any) -> None:
+    for draft in ("sasd", "rescoring"):
+        out = ssd_infer.transcribe(loaded, noise(1.0), RATE, draft=draft)
+        assert (out.draft, out.routes) == (draft, ["verify"])
+
+
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "ssd_infer.transcribe", "device=cpu", *arguments]
     return subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
@@ -204,6 +228,11 @@ def test_the_command_says_what_is_wrong(checkpoint: Path, tmp_path: Path) -> Non
     done = command(f"checkpoint={checkpoint}", "audio=" + "x" * 300)
     assert done.returncode == 2
     assert "audio: must be an audio file or a folder" in done.stderr
+    soundfile.write(tmp_path / "cut.wav", noise(1.0), RATE)
+    (tmp_path / "cut.wav").write_bytes((tmp_path / "cut.wav").read_bytes()[:9000])
+    done = command(f"checkpoint={checkpoint}", f"audio={tmp_path / 'cut.wav'}", "draft=sasd")
+    assert done.returncode == 1
+    assert "cut.wav: must be whole, but was cut off (got 8956 of 16000 bytes)" in done.stderr
     soundfile.write(tmp_path / "short.wav", noise(0.01), RATE)
     assert json.loads((checkpoint / "config.json").read_text())["model_type"] == "ssd_ctc_asr"
     done = command(f"checkpoint={checkpoint}", f"audio={tmp_path / 'short.wav'}")
