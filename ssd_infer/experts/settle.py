@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import torch
 from torch import nn
 
 from ssd_infer.drafts.base import Resolved
@@ -18,21 +17,23 @@ from ssd_infer.engine.session import open_session
 from ssd_infer.engine.stats import Stats
 from ssd_infer.engine.stopping import StopRule
 from ssd_infer.engine.target import Target
-from ssd_infer.experts.costs import MoeCosts, measure_costs
+from ssd_infer.experts.costs import CostMeter, MoeCosts
 from ssd_infer.experts.layout import moe_layers
 from ssd_infer.experts.offload import resident_of
 from ssd_infer.experts.record import NOTHING, Rounds, Rule, Trust, calibrate_trust
-from ssd_infer.search.race import measured_speedup
+from ssd_infer.search.race import raced_speedups
 
 if TYPE_CHECKING:
     from ssd_infer.drafts.reduced_experts import ReducedExpertsParams
 
 MAX_GAMMA = 16
 STOPS = (0.0, 0.05, 0.1, 0.2, 0.4)
-RACED = 2
-"""Candidates raced against plain decoding: so many of those that read ahead, and of those that do not."""
-PAIRS = 6
-"""Timed pairs of a race: prompts differ more in what they gain than with other drafts, for their texts' experts do."""
+HOPE, RACED = 0.95, 4
+"""Candidates raced against plain decoding: at most so many, of those whose predicted speedup is at least `HOPE`."""
+TURNS = 6
+"""Timed turns of a race: prompts differ more in what they gain than with other drafts, for their texts' experts do."""
+GAIN = 1.03
+"""Speedup the best of a race has to show: the best of several looks a little better than it is."""
 _PROMPTS, _PROMPT_TOKENS, _NEW_TOKENS = 6, 64, 64
 
 
@@ -61,6 +62,7 @@ class Candidate:
 _profiles: weakref.WeakKeyDictionary[nn.Module, dict[tuple[object, ...], Profile]] = (
     weakref.WeakKeyDictionary()
 )
+_plain: weakref.WeakKeyDictionary[nn.Module, dict[tuple[object, ...], float]] = weakref.WeakKeyDictionary()
 
 
 def settle_reduced(
@@ -152,24 +154,15 @@ def _decide(target: Target, found: list[Candidate], prompts: list[list[int]], do
     from ssd_infer.drafts.reduced_experts import ReducedExperts
 
     found = sorted(found, key=lambda candidate: candidate.predicted, reverse=True)
-    if found[0].predicted < 1.0:
+    raced = [candidate for candidate in found if candidate.predicted >= HOPE][:RACED]
+    if not raced:
         note = f"plain decoding: the best predicted speedup is {found[0].predicted:.2f} ({found[0].details})"
         return Resolved(None, note, found[0].predicted)
-    ways = ([candidate for candidate in found if candidate.params.prefetch is way] for way in (True, False))
-    raced = [
-        (
-            measured_speedup(
-                target, ReducedExperts, candidate.params, prompts, do_sample, PAIRS, pooled=True
-            ),
-            candidate,
-        )
-        for way in ways
-        for candidate in way[:RACED]
-        if candidate.predicted >= 1.0
-    ]
-    measured, best = max(raced, key=lambda entry: entry[0])
+    entrants = [candidate.params for candidate in raced]
+    speeds = raced_speedups(target, ReducedExperts, entrants, prompts, do_sample, TURNS)
+    measured, best = max(zip(speeds, raced, strict=True), key=lambda entry: entry[0])
     note = f"{best.details}, predicted {best.predicted:.2f}×, measured {measured:.2f}× on the calibration prompts"
-    if measured < 1.0:
+    if measured < GAIN:
         return Resolved(None, f"plain decoding: {note}", measured)
     return Resolved(best.params, f"auto: {note}", best.predicted)
 
@@ -210,30 +203,43 @@ def recall(
     return known[key]
 
 
-@torch.inference_mode()
 def make_profile(
     target: Target, params: ReducedExpertsParams, prompts: list[list[int]], do_sample: bool
 ) -> Profile:
-    """Draft on the prompts at full length, alone, then time passes over the longest of the texts that came out."""
+    """Draft on the prompts at full length, alone, and time passes over the texts that come out."""
     from ssd_infer.drafts.reduced_experts import ReducedExperts
 
     sampler = Sampler(SamplingParams(do_sample=do_sample), target.device, seed=0)
     drafting = replace(params, mode="lossless", gamma=MAX_GAMMA, confidence=0.0, follow=False)
-    rounds, text, first = Rounds(), [0], 1
+    rounds, meter, spent = Rounds(), CostMeter(target), 0.0
     for prompt in prompts[:_PROMPTS]:
         start = prompt[-_PROMPT_TOKENS:]
         session = open_session(target, [start], _NEW_TOKENS, MAX_GAMMA, sampler)
         drafter = ReducedExperts(session, drafting)
         drafter.rounds = rounds
-        output = Decoding(session, drafter, StopRule(), Stats.empty(1)).run()[0]
-        if len(start) + len(output) > len(text):
-            text, first = start + output, len(start)
-    ids = torch.tensor([text], device=target.device)
-    session = open_session(target, [text], 1, MAX_GAMMA, sampler)
-    target.run(target.embed(ids[:, :first]), session.window(first), session.cache)
-    session.lengths = [first]
-    view = ReducedExperts(session, drafting).view
-    return Profile(rounds, measure_costs(session, ids, first, view))
+        stats = Stats.empty(1)
+        output = Decoding(session, drafter, StopRule(), stats).run()[0]
+        spent += stats.total.seconds["draft"] + stats.total.seconds["verify"]
+        meter.read(session, start + output, len(start), drafter.view)
+    costs = meter.costs(_plain_step(target, prompts, do_sample))
+    drafted = [len(round_.confidence) for round_ in rounds.rounds]
+    return Profile(rounds, replace(costs, excess=spent / costs.passes(drafted)))
+
+
+def _plain_step(target: Target, prompts: list[list[int]], do_sample: bool) -> float:
+    """Return the mean seconds of a plain decoding step on `prompts`, measured the first time."""
+    known = _plain.setdefault(target.model, {})
+    key = (do_sample, len(prompts) > 1, id(resident_of(target.layers)))
+    if key not in known:
+        sampler = Sampler(SamplingParams(do_sample=do_sample), target.device, seed=0)
+        steps, seconds = 0, 0.0
+        for prompt in prompts[:_PROMPTS]:
+            session = open_session(target, [prompt[-_PROMPT_TOKENS:]], _NEW_TOKENS, 0, sampler)
+            stats = Stats.empty(1)
+            Decoding(session, None, StopRule(), stats).run()
+            steps, seconds = steps + stats.total.rounds, seconds + stats.total.seconds["verify"]
+        known[key] = seconds / steps
+    return known[key]
 
 
 def _unions(costs: MoeCosts) -> str:
