@@ -20,7 +20,7 @@ from ssd_infer.engine.target import Target
 from ssd_infer.experts.costs import CostMeter, MoeCosts
 from ssd_infer.experts.layout import moe_layers
 from ssd_infer.experts.offload import resident_of
-from ssd_infer.experts.record import NOTHING, Rounds, Rule, Trust, calibrate_trust
+from ssd_infer.experts.record import NOTHING, Rounds, Rule, Trust, calibrate_trust, play
 from ssd_infer.search.race import raced_speedups
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 MAX_GAMMA = 16
 STOPS = (0.0, 0.05, 0.1, 0.2, 0.4)
+WINDOWS = (12, 24, 48)
+"""Most drafts of an adaptive round that compete with the most that is allowed."""
 HOPE, RACED = 0.95, 4
 """Candidates raced against plain decoding: at most so many, of those whose predicted speedup is at least `HOPE`."""
 TURNS = 6
@@ -46,7 +48,8 @@ class Profile:
 
     def best(self, rules: Iterable[Rule]) -> tuple[float, Rule]:
         """Return the rule with the highest predicted speedup, the first of equals, and that speedup."""
-        found = [(self.costs.speedup(self.rounds.play(rule)), rule) for rule in rules]
+        text = self.rounds.text()
+        found = [(self.costs.speedup(play(text, rule)), rule) for rule in rules]
         return max(found, key=lambda option: option[0])
 
 
@@ -102,13 +105,13 @@ def _adaptive(
     for entrant in _entrants(target, params):
         profile = recall(target, entrant, prompts, do_sample)
         trust = trust_of(profile.rounds, params)
-        speedup, rule = profile.best(_rules(params, (0.0,), trust.threshold))
+        speedup, rule = profile.best(_rules(params, STOPS, trust.threshold))
         bound = "none trusted" if trust.bound is None else f"≤ {trust.bound:.1%} of {trust.count} wrong"
         details = (
-            f"{_named(entrant)}, {_ruled(rule)}, τ {trust.threshold:.3f} ({bound}, {trust.coverage:.0%} of drafts), "
-            f"{_unions(profile.costs)}"
+            f"{_named(entrant)}, {_ruled(rule)}, window {rule.window}, τ {trust.threshold:.3f} "
+            f"({bound}, {trust.coverage:.0%} of drafts), {_unions(profile.costs)}"
         )
-        settled = replace(_following(entrant, rule), tau_accept=trust.threshold)
+        settled = replace(_following(entrant, rule), tau_accept=trust.threshold, max_window=rule.window)
         found.append(Candidate(speedup, settled, details))
     return found
 
@@ -119,11 +122,19 @@ def _rules(params: ReducedExpertsParams, stops: Iterable[float], threshold: floa
     chosen = stops if params.confidence == "auto" else (float(params.confidence),)
     ways = (False, True) if params.follow == "auto" else (bool(params.follow),)
     return [
-        Rule(gamma, stop, follow, threshold, params.max_window if threshold < math.inf else gamma)
+        Rule(gamma, stop, follow, threshold, gamma if window is None else window)
         for follow in ways
+        for window in _windows(params, threshold)
         for stop in chosen
         for gamma in gammas
     ]
+
+
+def _windows(params: ReducedExpertsParams, threshold: float) -> list[int | None]:
+    """Return the windows a rule may have; None, which is γ, where every draft is compared."""
+    if threshold == math.inf:
+        return [None]
+    return [*(window for window in WINDOWS if window < params.max_window), params.max_window]
 
 
 def _following(entrant: ReducedExpertsParams, rule: Rule) -> ReducedExpertsParams:
