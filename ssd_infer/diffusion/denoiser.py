@@ -12,11 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from ssd_infer.engine.model_view import ModelView, cache_keyword, evaluating
+from ssd_infer.engine.products import product_view
 from ssd_infer.errors import ConfigError, Problem, UnsupportedModelError
 from ssd_infer.kinds import kind_of
 
 _FIXED_ROPE = {"default", "linear", "llama3", "yarn", "proportional"}
 _PROBE = 24
+
+_ROWS = 64
+"""Positions a pass usually has."""
 
 
 class Denoiser(ModelView):
@@ -42,9 +46,9 @@ class Denoiser(ModelView):
         self.block_causal = bool(config.block_causal)
         self.vocab_size = int(config.vocab_size)
         self.embed: nn.Module = backbone.get_input_embeddings()
-        self.layers = _layers(backbone, type(model).__name__)
+        self.layers = [product_view(layer, _ROWS) for layer in _layers(backbone, type(model).__name__)]
         self.norm: nn.Module = backbone.norm
-        self.head: nn.Module = model.get_output_embeddings()  # type: ignore[operator]
+        self.head: nn.Module = product_view(model.get_output_embeddings(), _ROWS)  # type: ignore[operator]
         self._rotary: Any = backbone.rotary_emb
         self._cache_name = cache_keyword(self.layers[0].forward)
         self._check_attention(backbone.config)

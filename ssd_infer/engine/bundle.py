@@ -15,6 +15,7 @@ _MODULES = (
     "ssd_infer.errors",
     "ssd_infer.engine.window",
     "ssd_infer.engine.cache",
+    "ssd_infer.engine.products",
     "ssd_infer.engine.model_view",
     "ssd_infer.engine.target",
     "ssd_infer.engine.sampling",

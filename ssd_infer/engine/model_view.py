@@ -27,12 +27,16 @@ class ModelView:
     def __init__(self, model: nn.Module) -> None:
         """Remember `model` weakly."""
         self._model = weakref.ref(model)
+        self._seen = _parts(model)
 
     @classmethod
     def of(cls, model: nn.Module) -> Self:
-        """Return the checked view of `model`, made once; raises UnsupportedModelError where it cannot be exact."""
+        """Return the checked view of `model`, made once and again when its modules were replaced.
+
+        Raises UnsupportedModelError where it cannot be exact.
+        """
         known = cls._known.get(model)
-        if known is None:
+        if known is None or known._seen != _parts(model):
             known = cls(model)
             known._check_exact()
             cls._known[model] = known
@@ -59,6 +63,11 @@ class ModelView:
     def _check_exact(self) -> None:
         """Raise UnsupportedModelError when the view is another function than the model."""
         raise NotImplementedError
+
+
+def _parts(model: nn.Module) -> list[tuple[nn.Module, Any]]:
+    """List the modules below `model`, and what replaced the forward of some: what a view of it was made of."""
+    return [(module, vars(module).get("forward")) for module in model.modules() if module is not model]
 
 
 def cache_keyword(forward: Callable[..., Any]) -> str:

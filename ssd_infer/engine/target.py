@@ -1,7 +1,8 @@
 """Layer-wise access to a transformers causal language model: the full model, or any run of its own layers.
 
 No forward code is copied: decoder layers are called as they are, with the masks, positions and cache that the base
-model would hand them. Whether that reproduces the model is not assumed but checked once per model (`Target.of`).
+model would hand them; only their matrix products may take torch's faster library (`products.py`). Whether that
+reproduces the model is not assumed but checked once per model (`Target.of`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from ssd_infer.engine.cache import RowCache
 from ssd_infer.engine.model_view import ModelView, cache_keyword, evaluating
+from ssd_infer.engine.products import product_view
 from ssd_infer.engine.window import Geometry, Rotary, Window
 from ssd_infer.errors import UnsupportedModelError
 
@@ -37,10 +39,12 @@ class Target(ModelView):
         base = self._part(model, getattr(model, "base_model_prefix", "model"), "a base model")
         self.embed: nn.Module = self._part(base, "embed_tokens", "token embeddings `embed_tokens`")
         layers = list(self._part(base, "layers", "decoder layers in one list `layers`"))
-        self.layers: list[nn.Module] = layers[: self.config.num_hidden_layers]
+        self.layers: list[nn.Module] = [
+            product_view(layer) for layer in layers[: self.config.num_hidden_layers]
+        ]
         self.norm: nn.Module = self._part(base, "norm", "a final `norm`")
         self._rotary: nn.Module = self._part(base, "rotary_emb", "rotary embeddings `rotary_emb`")
-        self.head: nn.Module = self._part(model, "lm_head", "an output head `lm_head`")
+        self.head: nn.Module = product_view(self._part(model, "lm_head", "an output head `lm_head`"))
         self._check_attention()
         self._cache_name = cache_keyword(self.layers[0].forward)
         self.sliding = [self._sliding(index) for index in range(len(self.layers))]

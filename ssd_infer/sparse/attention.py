@@ -1,9 +1,8 @@
 """Grouped-query attention without copies: query group and verify window are folded into one matrix product.
 
 Queries `(B, H, T, D)` become `(B, KV, G·T, D)`, so keys and values are read once per key/value head and never
-repeated. Exponentials are summed in float32 and the output is divided by the sums, not every probability. They are
-shown to a listener before they are dropped, which is where a selector gets its scores; at most one row's (or, for long
-contexts, one head's) block exists at a time.
+repeated. Probabilities are shown to a listener before they are dropped, which is where a selector gets its scores; at
+most one row's (or, for long contexts, one head's) block exists at a time.
 
 A layer view (`views.py`) names this function as its attention backend and carries an `Attend` object of its session;
 the backend only hands over to it. Nothing is global and the target's configuration is not touched.
@@ -22,16 +21,17 @@ from torch.nn import functional
 from transformers import AttentionInterface
 
 from ssd_infer.engine.cache import RowCache
+from ssd_infer.engine.products import pays, product
 from ssd_infer.engine.window import Window
 from ssd_infer.errors import UnsupportedModelError
 from ssd_infer.sparse.flex import flex_window_attention
 from ssd_infer.sparse.listener import Listener, Probs
 
 BACKEND = "ssd_grouped"
-_BLOCK_BYTES, _ROW_BYTES = 2 << 20, 1 << 20
-"""Scores of a block of rows; scores of a row above which its heads go one by one."""
+_BLOCK_BYTES = 2 << 20
+"""Scores of a block of rows."""
+_FEW = 6
 _ALIGN = 64
-_PLAIN_FROM = 1 << 13
 _FLEX_FROM = 256 << 20
 _UNKNOWN = ("softcap", "s_aux", "position_bias")
 
@@ -146,14 +146,13 @@ def window_attention(
     for rows, part in _blocks(folded, window):
         starts = window.starts[rows]
         end = min(-(max(starts) + width) // _ALIGN * -_ALIGN, key.shape[2])
-        weights = _product(folded[rows, part], key[rows, part, :end].transpose(-1, -2))
-        _hide_future(weights, starts, width)
-        norms = _exponentials(weights)
+        scores = _scores(folded[rows, part], key[rows, part, :end])
+        _hide_future(scores, starts, width)
+        probs = scores.softmax(dim=-1)
         if listener is not None:
             known = slice(rows.start + first_row, rows.stop + first_row)
-            probs = Probs(weights.unflatten(2, (-1, width)), norms.unflatten(2, (-1, width)))
-            listener.hear(layer, known, part, probs, starts)
-        torch.div(_product(weights, value[rows, part, :end]), norms.unsqueeze(-1), out=out[rows, part])
+            listener.hear(layer, known, part, Probs(probs.unflatten(2, (-1, width))), starts)
+        _weigh(probs, value[rows, part, :end], out[rows, part])
     return out.view(batch, heads, width, -1).transpose(1, 2)
 
 
@@ -175,41 +174,37 @@ def _blocks(folded: Tensor, window: Window) -> Iterator[tuple[slice, slice]]:
     if folded.device.type != "cpu":
         yield slice(0, batch), every
         return
-    size = folded.dtype.itemsize
-    row_bytes = size * kv * queries * window.end
-    if row_bytes > _ROW_BYTES and _one_by_one(folded):
+    if queries > _FEW and _alone(folded, window.end):
         yield from ((slice(b, b + 1), slice(h, h + 1)) for b in range(batch) for h in range(kv))
         return
+    row_bytes = folded.dtype.itemsize * kv * queries * window.end
     ragged = max(window.starts) - min(window.starts) > window.end // 16
     step = max(1, (_BLOCK_BYTES // 64 if ragged else _BLOCK_BYTES) // row_bytes)
     yield from ((slice(b, min(b + step, batch)), every) for b in range(0, batch, step))
 
 
-def _product(left: Tensor, right: Tensor) -> Tensor:
-    """Return the batched product `(b, h, M, K) @ (b, h, K, N)`: on CPUs one by one where that is faster."""
-    size = right.shape[-1] * right.shape[-2]
-    if left.device.type != "cpu" or size < _PLAIN_FROM or not _one_by_one(left):
-        return left @ right
-    out = left.new_empty((*left.shape[:-1], right.shape[-1]))
-    for row in range(left.shape[0]):
-        for head in range(left.shape[1]):
-            torch.mm(left[row, head], right[row, head], out=out[row, head])
-    return out
+def _alone(folded: Tensor, slots: int) -> bool:
+    """Tell whether products of one head and `slots` slots should go one by one, through the faster library."""
+    return pays(folded, folded.shape[-2] * folded.shape[-1] * slots)
 
 
-def _one_by_one(left: Tensor) -> bool:
-    """Tell whether plain products beat batched ones: windows of several tokens in float32 and wider.
+def _scores(queries: Tensor, keys: Tensor) -> Tensor:
+    """Return `(b, h, M, S)` for queries `(b, h, M, D)` and keys `(b, h, S, D)`; few queries are taken as columns."""
+    if queries.shape[-2] <= _FEW and queries.device.type == "cpu":
+        return (keys @ queries.transpose(-1, -2)).transpose(-1, -2).contiguous()
+    if queries.shape[:2] == (1, 1) and _alone(queries, keys.shape[-2]):
+        return product(queries[0, 0], keys[0, 0])[None, None]
+    return queries @ keys.transpose(-1, -2)
 
-    Measured on two cores for 3, 18 and 27 queries against 8,192 keys of 64 channels: 0.7, 1.5 and 1.1 to 1.5 times as
-    fast; in bfloat16 0.8, 1.0 and 0.7 times.
-    """
-    return left.dtype.itemsize > 2 and left.shape[-2] >= 8
 
-
-def _exponentials(scores: Tensor) -> Tensor:
-    """Turn scores `(…, S)` into exp(score - largest) in place; return the sums `(…)` in float32 or wider."""
-    scores.sub_(scores.amax(dim=-1, keepdim=True)).exp_()
-    return scores.sum(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+def _weigh(probs: Tensor, values: Tensor, out: Tensor) -> None:
+    """Write the mean of values `(b, h, S, D)` under `probs` `(b, h, M, S)` to `out` `(b, h, M, D)`."""
+    if not pays(probs, probs.shape[-2] * values.shape[-2] * values.shape[-1]):
+        torch.matmul(probs, values, out=out)
+        return
+    for row in range(probs.shape[0]):
+        for head in range(probs.shape[1]):
+            out[row, head] = product(probs[row, head], values[row, head].T)
 
 
 def _hide_future(scores: Tensor, starts: list[int], width: int) -> None:
@@ -219,8 +214,8 @@ def _hide_future(scores: Tensor, starts: list[int], width: int) -> None:
         if scores.shape[-1] > first + width:
             scores[..., first + width :] = -torch.inf
         if width > 1:
-            tail = scores[..., first : first + width].unflatten(2, (-1, width))
-            tail.masked_fill_(_future(width, scores.device), -torch.inf)
+            group = scores.shape[2] // width
+            scores[..., first : first + width] += _future(width, group, scores.dtype, scores.device)
         return
     tail = scores[..., first:].unflatten(2, (-1, width))
     slots = torch.arange(first, scores.shape[-1], device=scores.device)
@@ -229,6 +224,7 @@ def _hide_future(scores: Tensor, starts: list[int], width: int) -> None:
 
 
 @cache
-def _future(width: int, device: torch.device) -> Tensor:
-    """Return which of a window's slots `(T, T)` come after each of its queries."""
-    return torch.ones((width, width), dtype=torch.bool, device=device).triu(1)
+def _future(width: int, group: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return an additive mask `(G·T, T)` of the slots of a window that come after each of its queries."""
+    hidden = torch.full((width, width), -torch.inf, dtype=dtype, device=device).triu(1)
+    return hidden.repeat(group, 1)

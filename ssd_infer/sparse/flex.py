@@ -72,5 +72,4 @@ def _tell(layer: int, query: Tensor, key: Tensor, lse: Tensor, window: Window, l
         slots = torch.arange(first, first + part.shape[2], device=query.device)
         probs = probs.view(batch, kv, heads // kv, width, -1)
         probs.masked_fill_((slots > own.unsqueeze(-1))[:, None, None], 0.0)
-        shown = Probs(probs, torch.ones_like(norm).view(probs.shape[:-1]))
-        listener.hear(layer, slice(0, batch), slice(0, kv), shown, window.starts, first)
+        listener.hear(layer, slice(0, batch), slice(0, kv), Probs(probs), window.starts, first)

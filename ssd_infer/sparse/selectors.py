@@ -165,12 +165,15 @@ class Pillar(_Scored):
     ) -> None:
         """Score S(j) = Σ_h Σ_i p / (G·vis(j)), vis(j) being the queries that can see slot j."""
         width = probs.weights.shape[3]
-        board = self.scores[layer, rows, heads, first : first + probs.slots]
-        board.copy_(probs.mean())
-        for row, start in enumerate(starts):  # slots of the window itself are seen by fewer queries
-            own = board[row, :, max(0, start - first) : max(0, start - first + width)]
-            own *= _rarity(width, board.device)[max(0, first - start) :][: own.shape[-1]]
+        self.scores[layer, rows, heads, first : first + probs.slots] = probs.mean()
         self._heard = True
+        if heads.stop < self.shape.kv_heads:
+            return
+        for row, start in enumerate(
+            starts, rows.start
+        ):  # slots of the window itself are seen by fewer queries
+            own = self.scores[layer, row, :, max(start, first) : min(start + width, first + probs.slots)]
+            own *= _rarity(width, own.device)[max(0, first - start) :][: own.shape[-1]]
 
 
 @cache
@@ -212,7 +215,7 @@ class SnapKV(_Scored):
         self, layer: int, rows: slice, heads: slice, probs: Probs, starts: list[int], first: int = 0
     ) -> None:
         """Sum over the window, average neighbours, sum over the group."""
-        votes = probs.all().sum(dim=3)
+        votes = probs.weights.sum(dim=3)
         pooled = functional.avg_pool1d(
             votes.flatten(0, 2)[:, None], self.kernel, stride=1, padding=self.kernel // 2
         )

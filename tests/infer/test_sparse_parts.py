@@ -72,24 +72,26 @@ class Ear:
     ) -> None:
         assert layer == 7
         assert len(starts) == probs.weights.shape[0]
-        self.probs[rows, heads, :, :, first : first + probs.slots] = probs.all()
+        self.probs[rows, heads, :, :, first : first + probs.slots] = probs.weights
         self.blocks += 1
 
 
 @pytest.mark.parametrize(
-    ("block", "row", "blocks", "plain"), [(4 << 20, 1 << 20, 1, 1 << 13), (4096, 1 << 20, 3, 1), (1, 1, 6, 1)]
+    ("block", "few", "alone", "blocks"),
+    [(4 << 20, 4, False, 1), (4 << 20, 99, True, 1), (4096, 4, False, 3), (1, 4, True, 6)],
 )
 def test_window_attention_is_dense_attention(
     tensors: tuple[Tensor, Tensor, Tensor],
     monkeypatch: pytest.MonkeyPatch,
     block: int,
-    row: int,
+    few: int,
+    alone: bool,
     blocks: int,
-    plain: int,
 ) -> None:
+    """Whether cut into blocks of rows, computed head by head, or with the few queries of a plain step as columns."""
     monkeypatch.setattr(attention, "_BLOCK_BYTES", block)
-    monkeypatch.setattr(attention, "_ROW_BYTES", row)
-    monkeypatch.setattr(attention, "_PLAIN_FROM", plain)
+    monkeypatch.setattr(attention, "_FEW", few)
+    monkeypatch.setattr(attention, "pays", lambda *_: alone)
     query, key, value = tensors
     window, ear = Window(geometry(), STARTS, T), Ear()
     out = window_attention(7, query, key[:, :, :35], value[:, :, :35], 0.3, window, ear)
@@ -142,10 +144,7 @@ def test_rows_of_equal_length_share_a_block(tensors: tuple[Tensor, Tensor, Tenso
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_low_precision_stays_near(
-    tensors: tuple[Tensor, Tensor, Tensor], monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
-) -> None:
-    monkeypatch.setattr(attention, "_PLAIN_FROM", 1)
+def test_low_precision_stays_near(tensors: tuple[Tensor, Tensor, Tensor], dtype: torch.dtype) -> None:
     query, key, value = (part.to(dtype) for part in tensors)
     window = Window(geometry(), STARTS, T)
     out = window_attention(0, query, key[:, :, :35], value[:, :, :35], 0.3, window, None)
@@ -180,12 +179,11 @@ def test_pillar_scores_are_the_papers(tensors: tuple[Tensor, Tensor, Tensor]) ->
                 assert float(pillar.scores[7, row, head, slot]) == pytest.approx(float(wanted), abs=1e-6)
 
 
-@pytest.mark.parametrize("block", [4 << 20, 1])
+@pytest.mark.parametrize("alone", [False, True])
 def test_vegas_averages_first_and_last_query_over_all_heads(
-    tensors: tuple[Tensor, Tensor, Tensor], monkeypatch: pytest.MonkeyPatch, block: int
+    tensors: tuple[Tensor, Tensor, Tensor], monkeypatch: pytest.MonkeyPatch, alone: bool
 ) -> None:
-    monkeypatch.setattr(attention, "_BLOCK_BYTES", block)
-    monkeypatch.setattr(attention, "_ROW_BYTES", block)
+    monkeypatch.setattr(attention, "pays", lambda *_: alone)
     query, key, value = tensors
     vegas = Vegas(shape(), Budget(0.1, 4))
     for _ in range(2):  # the second pass replaces the first

@@ -1,0 +1,140 @@
+"""Float32 products on CPUs, through whichever of torch's two libraries is the faster one on this machine.
+
+`torch.nn.functional.linear` takes MKL for float32. On a processor that is not Intel's, MKL may reach half of the
+arithmetic that oneDNN reaches, which torch brings as well: on two cores of a Zen 5, 209 against 477 GFLOP/s for a large
+square, and 0.23 against 0.08 ms for 8 tokens and a weight of 1536 × 576. Verifying a window is made of such products.
+Whether it is so here is measured once (`onednn_pays`, about three milliseconds), and oneDNN's result is compared before
+it is ever used; both compute in IEEE float32.
+
+The target is not touched: `product_view` returns shallow copies of the modules on the way to its linear layers.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+_WORK = 3 << 19
+"""Multiplications from which oneDNN's cost of a call, ten to fifteen microseconds, is earned back."""
+_LEAD = 1.2
+_PLAIN = (Tensor, nn.Parameter)
+_PROBE = (64, 512)
+_TURNS = 8
+
+
+def product(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return `hidden` `(…, K)` times `weight` `(N, K)` transposed, plus `bias` `(N)`, as `functional.linear` does.
+
+    Keeps no gradient where it leaves `functional.linear`; with gradients enabled it never does.
+    """
+    if (
+        type(weight) in _PLAIN
+        and weight.dtype is hidden.dtype
+        and pays(hidden, hidden.numel() * weight.shape[0])
+    ):
+        out: Tensor = _onednn()(hidden, weight, bias, "none", [], "")
+        return out
+    return functional.linear(hidden, weight, bias)
+
+
+def pays(hidden: Tensor, work: int) -> bool:
+    """Tell whether `product` leaves `functional.linear` for `work` multiplications with `hidden`.
+
+    It does for float32 in CPU memory without gradients or autocast, where oneDNN is faster.
+    """
+    return (
+        work >= _WORK
+        and hidden.dtype is torch.float32
+        and hidden.device.type == "cpu"
+        and not torch.is_grad_enabled()
+        and not torch.is_autocast_enabled("cpu")
+        and onednn_pays(torch.get_num_threads())
+    )
+
+
+def product_view(module: nn.Module, rows: int = 32) -> nn.Module:
+    """Return `module` multiplying by `product`, sharing every parameter; itself where that cannot pay.
+
+    Linear layers too small to pay for passes of `rows` tokens stay as they are, and so do subclasses (quantised layers,
+    adapters: what is plain inside them changes). Hooks and replaced forwards are kept. The view is in evaluation mode.
+    """
+    if not onednn_pays(torch.get_num_threads()):
+        return module
+    return _view(module, max(1, rows))
+
+
+def _view(module: nn.Module, rows: int) -> nn.Module:
+    if type(module) is nn.Linear:
+        return _faster(module) if _worth(module.weight, rows) else module
+    own = {name: child for name, child in module._modules.items() if child is not None}
+    seen = {name: _view(child, rows) for name, child in own.items()}
+    if all(seen[name] is child for name, child in own.items()):
+        return module
+    view = copy.copy(module)
+    view._modules = {**module._modules, **seen}
+    view.training = False
+    return view
+
+
+class _Linear(nn.Linear):
+    """A linear layer whose parameters are another's."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return `(…, N)` for `(…, K)`."""
+        return product(hidden, self.weight, self.bias)
+
+
+def _faster(layer: nn.Linear) -> nn.Linear:
+    view = copy.copy(layer)
+    view.__class__ = _Linear
+    view.training = False
+    return view
+
+
+def _worth(weight: Tensor, rows: int) -> bool:
+    return weight.dtype is torch.float32 and weight.device.type == "cpu" and weight.numel() * rows >= _WORK
+
+
+@cache
+def onednn_pays(threads: int) -> bool:
+    """Measure whether oneDNN's float32 products are 1.2 times as fast as torch's own choice with `threads` threads."""
+    del threads  # what the answer is remembered for
+    found = _onednn()
+    if found is None:
+        return False
+    rows, size = _PROBE
+    draw = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(count, size, generator=draw) for count in (rows, size))
+    calls: list[Callable[[], Tensor]] = [
+        lambda: functional.linear(hidden, weight),
+        lambda: found(hidden, weight, None, "none", [], ""),
+    ]
+    with torch.inference_mode():
+        usual, other = (call() for call in calls)
+        if not torch.allclose(usual, other, rtol=1e-4, atol=1e-4):
+            return False
+        times = [[_seconds(call) for call in calls] for _ in range(_TURNS)]
+    first, second = (min(seconds) for seconds in zip(*times, strict=True))
+    return bool(first > _LEAD * second)
+
+
+def _seconds(call: Callable[[], Tensor]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+@cache
+def _onednn() -> Any:
+    """Return oneDNN's linear layer, with which torch's own compiler replaces `functional.linear`; None without it."""
+    if not torch.backends.mkldnn.is_available():
+        return None
+    packet = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    return None if packet is None else packet.default
