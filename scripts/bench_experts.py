@@ -130,7 +130,6 @@ def line_up(
     kinds: list[tuple[str, str | None, str, dict[str, Any]]] = [
         *((f"plain {policy}", None, policy, {}) for policy in PLAIN),
         ("lossless", "reduced_experts", DRAFT_POLICY, {}),
-        ("lossless, no prefetch", "reduced_experts", DRAFT_POLICY, {"prefetch": False}),
         ("lossless, draft may read", "reduced_experts", DRAFT_POLICY, {"at_hand": False}),
         ("adaptive", "reduced_experts+adaptive", DRAFT_POLICY, {}),
     ]
@@ -180,7 +179,8 @@ def row(runner: Runner, best: Runner) -> dict[str, Any]:
     """Return the figures of one runner."""
     ratio: Ratio = speed_ratio(runner.totals, best.totals)
     resident = runner.resident
-    experts = resident.counters.report(runner.tokens, resident.capacity, resident.store.expert_bytes)
+    experts = resident.counters.report(runner.tokens, resident.store.expert_bytes)
+    experts |= resident.counters.bound(resident.capacity)
     skipped = runner.skipped.get("skipped", 0)
     return {
         "name": runner.name,

@@ -179,11 +179,11 @@ def _decide(target: Target, found: list[Candidate], prompts: list[list[int]], do
 
 
 def _entrants(target: Target, params: ReducedExpertsParams) -> list[ReducedExpertsParams]:
-    """Return what competes: drafts of one, half and, where that costs no reading, all experts; reading ahead or not."""
+    """Return what competes: drafts of one, two and half the experts; reading ahead or not."""
     counts = [params.k_draft]
     if params.k_draft == "auto":
         top_k = min(layer.top_k for layer in moe_layers(target.layers))
-        counts = sorted({1, -(-top_k // 2)} | ({top_k} if params.at_hand else set()))
+        counts = sorted({1, min(2, -(-top_k // 2)), -(-top_k // 2)})
     ways = [bool(params.prefetch)]
     if params.prefetch == "auto":
         ways = [True, False] if resident_of(target.layers) is not None else [False]
