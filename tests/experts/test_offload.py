@@ -19,7 +19,7 @@ from ssd_infer.experts.layout import moe_layers
 from ssd_infer.experts.offload import evaluation_model, load_offloaded, make_store, offload_to_memory
 from ssd_infer.experts.policies import POLICIES, belady_loads, replay
 from ssd_infer.experts.resident import ResidentSet
-from ssd_infer.experts.store import DiskStore
+from ssd_infer.experts.store import DiskStore, reserve
 from tests.conftest import build_model
 from tests.experts.support import EXPERTS as E
 from tests.experts.support import FAMILIES, TOP_K, build_moe, greedy, offloaded, stored
@@ -172,6 +172,18 @@ def test_memory_holds_the_store_of_a_view(store: tuple[Path, list[list[int]]]) -
     assert {name: id(module) for name, module in model.named_modules()} == modules
     assert model.config._experts_implementation == "eager"
     assert resident.counters.reads > 0
+
+
+def test_buffers_lie_side_by_side_and_apart() -> None:
+    buffers = reserve(3, 5000)
+    for value, buffer in enumerate(buffers, start=1):
+        buffer.memory[:] = bytes([value]) * len(buffer.memory)
+    for value, buffer in enumerate(buffers, start=1):
+        buffer.expose(0, ((8, 16), (16, 8)), torch.uint8)
+        assert len(buffer.memory) == 8192
+        assert buffer.matrices is not None
+        assert all(bool((part == value).all()) for part in buffer.matrices)
+        assert buffer.matrices[0].data_ptr() % 4096 == 0
 
 
 def test_a_budget_below_one_layers_need_is_refused(store: tuple[Path, list[list[int]]]) -> None:
