@@ -42,6 +42,7 @@ from ssd_infer.loading import Loaded
 console = Console(width=140)
 PLAIN = ("lru", "lfu")
 DRAFT_POLICY = "ahead"
+AUTO = ("lossless", "lossless, draft may read", "adaptive")
 
 
 @dataclass(slots=True)
@@ -129,11 +130,12 @@ def line_up(
     """Open every contender at one budget and settle its parameters, but for those that are `given`."""
     kinds: list[tuple[str, str | None, str, dict[str, Any]]] = [
         *((f"plain {policy}", None, policy, {}) for policy in PLAIN),
-        ("lossless", "reduced_experts", DRAFT_POLICY, {}),
-        ("lossless, no prefetch", "reduced_experts", DRAFT_POLICY, {"prefetch": False}),
-        ("lossless, draft may read", "reduced_experts", DRAFT_POLICY, {"at_hand": False}),
-        ("adaptive", "reduced_experts+adaptive", DRAFT_POLICY, {}),
+        (AUTO[0], "reduced_experts", DRAFT_POLICY, {}),
+        (AUTO[1], "reduced_experts", DRAFT_POLICY, {"at_hand": False}),
+        (AUTO[2], "reduced_experts+adaptive", DRAFT_POLICY, {}),
     ]
+    if args.only:
+        kinds = [kind for kind in kinds if kind[1] is None or kind[0] in args.only]
     if args.by_hand:
         kinds = kinds[: len(PLAIN)]
         kinds += [(text, *_by_hand(text)) for text in args.by_hand]
@@ -180,7 +182,8 @@ def row(runner: Runner, best: Runner) -> dict[str, Any]:
     """Return the figures of one runner."""
     ratio: Ratio = speed_ratio(runner.totals, best.totals)
     resident = runner.resident
-    experts = resident.counters.report(runner.tokens, resident.capacity, resident.store.expert_bytes)
+    experts = resident.counters.report(runner.tokens, resident.store.expert_bytes)
+    experts |= resident.counters.bound(resident.capacity)
     skipped = runner.skipped.get("skipped", 0)
     return {
         "name": runner.name,
@@ -345,6 +348,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--by-hand", nargs="+", help="settings instead of automatic ones, each like k_draft=1,gamma=6"
     )
+    parser.add_argument("--only", nargs="+", choices=AUTO, help="automatic rows to measure; all if left out")
     parser.add_argument("--against", help="a second checkpoint: compare acceptance and U(T) only")
     parser.add_argument("--memory", action="store_true", help="measure peak memory only")
     parser.add_argument("--child", type=float, help=argparse.SUPPRESS)

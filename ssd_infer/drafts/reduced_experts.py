@@ -142,9 +142,7 @@ class ReducedExperts(Stepwise):
         if self.params.mode == "adaptive":
             found |= self.skipped.report()
         if self.resident is not None:
-            found["experts"] = self.resident.counters.report(
-                0, self.resident.capacity, self.resident.store.expert_bytes
-            )
+            found["experts"] = self.resident.counters.report(0, self.resident.store.expert_bytes)
         return found
 
     def _pick(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -29,28 +29,31 @@ _PROBE = (64, 512)
 _TURNS = 8
 
 
-def product(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def product(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None = None, *, least: int | None = None
+) -> Tensor:
     """Return `hidden` `(…, K)` times `weight` `(N, K)` transposed, plus `bias` `(N)`, as `functional.linear` does.
 
+    `least` replaces the number of multiplications that oneDNN asks for: fewer pay where the weight is in no cache.
     Keeps no gradient where it leaves `functional.linear`; with gradients enabled it never does.
     """
     if (
         type(weight) in _PLAIN
         and weight.dtype is hidden.dtype
-        and pays(hidden, hidden.numel() * weight.shape[0])
+        and pays(hidden, hidden.numel() * weight.shape[0], least)
     ):
         out: Tensor = _onednn()(hidden, weight, bias, "none", [], "")
         return out
     return functional.linear(hidden, weight, bias)
 
 
-def pays(hidden: Tensor, work: int) -> bool:
+def pays(hidden: Tensor, work: int, least: int | None = None) -> bool:
     """Tell whether `product` leaves `functional.linear` for `work` multiplications with `hidden`.
 
     It does for float32 in CPU memory without gradients or autocast, where oneDNN is faster.
     """
     return (
-        work >= _WORK
+        work >= (_WORK if least is None else least)
         and hidden.dtype is torch.float32
         and hidden.device.type == "cpu"
         and not torch.is_grad_enabled()

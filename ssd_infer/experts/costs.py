@@ -1,12 +1,13 @@
 """Seconds of plain steps, reduced drafts and verify passes on real text, and the experts such passes need.
 
 t(T) depends on which experts T tokens share and which of them are in memory, so nothing is timed on made-up tokens:
-a text is read in windows of each width, as decoding would read it if every draft were right.
+texts are read in windows of all widths, as decoding would read them if every draft were right. What wrong drafts and
+choosing tokens add is not in such passes; it is the factor by which real rounds took longer than passes say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,15 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ssd_infer.engine.costs import timed
+from ssd_infer.engine.costs import non_decreasing, timed
 from ssd_infer.engine.session import Session
+from ssd_infer.engine.target import Target
 from ssd_infer.engine.window import Window
 from ssd_infer.experts.layout import MoeLayer, moe_layers
 from ssd_infer.experts.union import membership, union_size
 from ssd_infer.experts.views import reduced_view
 
 WIDTHS = (2, 3, 5, 9, 17)
-_WARM = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,8 @@ class MoeCosts:
     union: tuple[float, ...]
     """U(T) for each of `widths`."""
     top_k: int
+    excess: float = 1.0
+    """Seconds of real rounds over what the figures above say of them."""
 
     def verify_at(self, width: float) -> float:
         """Return seconds of a verify pass over `width` tokens, interpolated; as steep as at the end beyond."""
@@ -48,73 +51,71 @@ class MoeCosts:
 
     def speedup(self, rounds: Sequence[tuple[int, int]]) -> float:
         """Return the predicted speedup of `rounds` of (emitted, drafted) tokens."""
-        spent = sum(drafted * self.draft + self.verify_at(drafted + 1) for _, drafted in rounds)
+        spent = self.excess * self.passes(drafted for _, drafted in rounds)
         return sum(emitted for emitted, _ in rounds) * self.plain / spent if rounds else 0.0
 
-
-@torch.inference_mode()
-def measure_costs(session: Session, text: Tensor, first: int, view: Sequence[nn.Module]) -> MoeCosts:
-    """Read `text` `(B, T)` from position `first` on, in windows of one token and of every width, drafts before each.
-
-    `session` must be open for at least T slots and prefilled up to `first`.
-    """
-    reader = _Reader(session, text, first, view)
-    plain = reader.pass_seconds(1, draft=False)
-    found = [reader.pass_seconds(width, draft=True) for width in WIDTHS if width <= reader.length]
-    drafts = [seconds for _, parts in found for seconds in parts]
-    unions = reader.unions()
-    top_k = min(layer.top_k for layer in moe_layers(session.target.layers))
-    return MoeCosts(
-        plain=plain[0],
-        draft=float(np.mean(drafts)),
-        widths=tuple(width for width in WIDTHS if width <= reader.length),
-        verify=tuple(seconds for seconds, _ in found),
-        union=unions,
-        top_k=top_k,
-    )
+    def passes(self, drafted: Iterable[int]) -> float:
+        """Return the seconds of the passes of rounds that draft so many tokens each."""
+        return sum(count * self.draft + self.verify_at(count + 1) for count in drafted)
 
 
-class _Reader:
-    """Passes over consecutive windows of a text."""
+class CostMeter:
+    """Times of passes over consecutive windows of texts, drafts before each; every text begins with another width."""
 
-    def __init__(self, session: Session, text: Tensor, first: int, view: Sequence[nn.Module]) -> None:
-        self.session, self.text, self.first, self.view = session, text, first, view
-        self.length = int(text.shape[1]) - first
+    def __init__(self, target: Target) -> None:
+        """Start with no times."""
+        self.target = target
+        self._texts = 0
+        self._drafts: list[float] = []
+        self._verify: dict[int, list[float]] = {width: [] for width in WIDTHS}
+        self._unions: dict[int, list[float]] = {width: [] for width in WIDTHS}
 
-    def pass_seconds(self, width: int, *, draft: bool) -> tuple[float, list[float]]:
-        """Return mean seconds of a pass over `width` tokens, and the seconds of each draft step between passes."""
-        session, device = self.session, self.session.target.device
-        verify: list[float] = []
-        steps: list[float] = []
-        for turn, at in enumerate(range(self.first, self.first + self.length - width + 1, width)):
-            drafted = [
-                timed(partial(self._run, at + ahead, 1, self.view), device)
-                for ahead in range(width - 1 if draft else 0)
-            ]
-            seconds = timed(partial(self._run, at, width, session.layers), device)
-            if turn >= _WARM:
-                steps += drafted
-                verify.append(seconds)
-        return float(np.mean(verify)) if verify else seconds, steps
+    @torch.inference_mode()
+    def read(self, session: Session, text: list[int], first: int, view: Sequence[nn.Module]) -> None:
+        """Read `text` from position `first` on; `session` must be open for its length and prefilled up to `first`."""
+        ids = torch.tensor([text], device=self.target.device)
+        at, turn = first, self._texts
+        while at < len(text):
+            width = min(WIDTHS[turn % len(WIDTHS)], len(text) - at)
+            for ahead in range(width - 1):
+                self._drafts.append(self._timed(session, ids, at + ahead, 1, view))
+            seconds = self._timed(session, ids, at, width, session.layers)
+            if width in self._verify:
+                self._verify[width].append(seconds)
+            at, turn = at + width, turn + 1
+        self._texts += 1
+        self._read_unions(session, ids, first)
 
-    def _run(self, at: int, width: int, layers: Sequence[nn.Module] | None) -> None:
-        session, target = self.session, self.session.target
-        window = Window(session.geometry, [at] * len(self.text), width)
-        ids = self.text[:, at : at + width]
-        target.logits(target.run(target.embed(ids), window, session.cache, layers=layers)).argmax(-1)
+    def costs(self, plain: float) -> MoeCosts:
+        """Return the means, with seconds of a plain step; wider passes never cost less."""
+        widths = tuple(width for width in WIDTHS if self._verify[width] and self._unions[width])
+        verify = non_decreasing([float(np.mean(self._verify[width])) for width in widths])
+        unions = tuple(float(np.mean(self._unions[width])) for width in widths)
+        top_k = min(layer.top_k for layer in moe_layers(self.target.layers))
+        return MoeCosts(plain, float(np.mean(self._drafts)), widths, tuple(verify), unions, top_k)
 
-    def unions(self) -> tuple[float, ...]:
-        """Return U(T) of the text for every width, a mean over layers."""
-        heard: dict[int, Tensor] = {}
+    def _timed(
+        self, session: Session, ids: Tensor, at: int, width: int, layers: Sequence[nn.Module] | None
+    ) -> float:
+        return timed(partial(_run, session, ids, at, width, layers), self.target.device)
+
+    def _read_unions(self, session: Session, ids: Tensor, first: int) -> None:
+        """Note U(T) of the text for every width, a mean over layers."""
+        heard: list[Tensor] = []
 
         def listen(layer: MoeLayer, index: Tensor) -> None:
-            rows = index.view(len(self.text), -1, index.shape[-1])
-            heard[layer.index] = membership(rows, layer.num_experts)
+            heard.append(membership(index, layer.num_experts))
 
-        view = reduced_view(self.session.target, None, listener=listen)
-        self._run(self.first, self.length, view)
-        widths = [width for width in WIDTHS if width <= self.length]
-        return tuple(
-            float(torch.stack([union_size(used, width) for used in heard.values()]).mean())
-            for width in widths
-        )
+        length = ids.shape[1] - first
+        _run(session, ids, first, length, reduced_view(self.target, None, listener=listen))
+        for width in WIDTHS:
+            if width <= length:
+                self._unions[width].append(float(np.mean([float(union_size(u, width)) for u in heard])))
+
+
+def _run(session: Session, ids: Tensor, at: int, width: int, layers: Sequence[nn.Module] | None) -> None:
+    """Run one pass over `width` tokens of `ids` `(1, T)` from position `at` on, and choose tokens."""
+    target = session.target
+    hidden = target.embed(ids[:, at : at + width])
+    window = Window(session.geometry, [at], width)
+    target.logits(target.run(hidden, window, session.cache, layers=layers)).argmax(-1)

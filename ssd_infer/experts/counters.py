@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ssd_infer.experts.policies import belady_loads
@@ -33,19 +33,24 @@ class ExpertCounters:
     visits: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     """(layer, experts) of every forward pass of a layer, where a trace was asked for."""
 
-    def report(self, tokens: int, capacity: int, expert_bytes: int) -> dict[str, Any]:
-        """Return JSON-ready figures, per emitted token where `tokens` says how many there were."""
-        found = {name: value for name, value in asdict(self).items() if name != "visits"}
+    def report(self, tokens: int, expert_bytes: int) -> dict[str, Any]:
+        """Return JSON-ready figures, per emitted token where `tokens` says how many there were.
+
+        Every drafting generation asks for it, so it must not depend on how long the trace is.
+        """
+        names = (part.name for part in fields(self) if part.name != "visits")
+        found: dict[str, Any] = {name: getattr(self, name) for name in names}
         found["hit_rate"] = self.hits / self.asked if self.asked else None
         found["wasted_bytes"] = self.wasted * expert_bytes
         if tokens:
             found["bytes_per_token"] = self.bytes / tokens
             found["stall_seconds_per_token"] = self.stall_seconds / tokens
-        if self.visits:
-            best = belady_loads(self.visits, capacity)
-            found["belady_reads"] = best
-            found["reads_over_belady"] = self.reads / best if best else None
         return found
+
+    def bound(self, capacity: int) -> dict[str, Any]:
+        """Return the fewest reads that `capacity` experts in memory allow for the trace, and the reads over them."""
+        best = belady_loads(self.visits, capacity)
+        return {"belady_reads": best, "reads_over_belady": self.reads / best if best else None}
 
 
 def distinct(experts: Collection[int]) -> tuple[int, ...]:

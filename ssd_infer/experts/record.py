@@ -64,13 +64,7 @@ class Rounds:
 
     def play(self, rule: Rule) -> list[tuple[int, int]]:
         """Return (emitted, drafted) of each round that `rule` would have made of the same text."""
-        text, pace, found, at = self.text(), Pace(rule.gamma, rule.follow), [], 0
-        while at < len(text):
-            drafted, accepted = _round(text[at : at + rule.window], rule, pace.now)
-            found.append((accepted + 1, drafted))
-            pace.learn([drafted], [accepted])
-            at += accepted + 1
-        return found
+        return play(self.text(), rule)
 
     def text(self) -> list[tuple[float, bool]]:
         """Return (confidence, right) of the draft for every emitted token.
@@ -87,6 +81,17 @@ class Rounds:
     def judged(self) -> list[tuple[float, bool]]:
         """Return (confidence, right) of every draft proper."""
         return [pair for round_ in self.rounds for pair in round_.judged()]
+
+
+def play(text: Sequence[tuple[float, bool]], rule: Rule) -> list[tuple[int, int]]:
+    """Return (emitted, drafted) of each round that `rule` would have made of `text`, which is `Rounds.text`."""
+    pace, found, at = Pace(rule.gamma, rule.follow), list[tuple[int, int]](), 0
+    while at < len(text):
+        drafted, accepted = _round(text[at : at + rule.window], rule, pace.now)
+        found.append((accepted + 1, drafted))
+        pace.learn([drafted], [accepted])
+        at += accepted + 1
+    return found
 
 
 def _round(ahead: Sequence[tuple[float, bool]], rule: Rule, gamma: int) -> tuple[int, int]:

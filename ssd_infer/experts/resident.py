@@ -66,7 +66,7 @@ class ResidentSet:
         layers = {layer for layer, _ in store.keys}
         self.share = self.capacity // len(layers)
         """Slots a layer may keep against all others."""
-        self._free = [self._slot() for _ in range(self.capacity)]
+        self._free = [self._slot(buffer) for buffer in store.buffers(self.capacity)]
         self._slots: dict[Key, Slot] = {}
         self._held = dict.fromkeys(layers, 0)
         self._masks = {layer: torch.zeros(self.experts, dtype=torch.bool) for layer in layers}
@@ -303,8 +303,7 @@ class ResidentSet:
             self._free.append(slot)
         self._lock.notify_all()
 
-    def _slot(self) -> Slot:
-        buffer = self.store.buffer()
+    def _slot(self, buffer: ExpertBuffer) -> Slot:
         if self.device.type == "cpu":
             return Slot(buffer)
         first, second = self.store.shapes

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import torch
 from torch import nn
 
 from ssd_infer.drafts.base import Resolved
@@ -18,21 +17,25 @@ from ssd_infer.engine.session import open_session
 from ssd_infer.engine.stats import Stats
 from ssd_infer.engine.stopping import StopRule
 from ssd_infer.engine.target import Target
-from ssd_infer.experts.costs import MoeCosts, measure_costs
+from ssd_infer.experts.costs import CostMeter, MoeCosts
 from ssd_infer.experts.layout import moe_layers
 from ssd_infer.experts.offload import resident_of
-from ssd_infer.experts.record import NOTHING, Rounds, Rule, Trust, calibrate_trust
-from ssd_infer.search.race import measured_speedup
+from ssd_infer.experts.record import NOTHING, Rounds, Rule, Trust, calibrate_trust, play
+from ssd_infer.search.race import raced_speedups
 
 if TYPE_CHECKING:
     from ssd_infer.drafts.reduced_experts import ReducedExpertsParams
 
 MAX_GAMMA = 16
 STOPS = (0.0, 0.05, 0.1, 0.2, 0.4)
-RACED = 2
-"""Candidates raced against plain decoding: so many of those that read ahead, and of those that do not."""
-PAIRS = 6
-"""Timed pairs of a race: prompts differ more in what they gain than with other drafts, for their texts' experts do."""
+WINDOWS = (12, 24, 48)
+"""Most drafts of an adaptive round that compete with the most that is allowed."""
+HOPE, RACED = 0.95, 4
+"""Candidates raced against plain decoding: at most so many, of those whose predicted speedup is at least `HOPE`."""
+TURNS = 6
+"""Timed turns of a race: prompts differ more in what they gain than with other drafts, for their texts' experts do."""
+GAIN = 1.03
+"""Speedup the best of a race has to show: the best of several looks a little better than it is."""
 _PROMPTS, _PROMPT_TOKENS, _NEW_TOKENS = 6, 64, 64
 
 
@@ -45,7 +48,8 @@ class Profile:
 
     def best(self, rules: Iterable[Rule]) -> tuple[float, Rule]:
         """Return the rule with the highest predicted speedup, the first of equals, and that speedup."""
-        found = [(self.costs.speedup(self.rounds.play(rule)), rule) for rule in rules]
+        text = self.rounds.text()
+        found = [(self.costs.speedup(play(text, rule)), rule) for rule in rules]
         return max(found, key=lambda option: option[0])
 
 
@@ -61,6 +65,7 @@ class Candidate:
 _profiles: weakref.WeakKeyDictionary[nn.Module, dict[tuple[object, ...], Profile]] = (
     weakref.WeakKeyDictionary()
 )
+_plain: weakref.WeakKeyDictionary[nn.Module, dict[tuple[object, ...], float]] = weakref.WeakKeyDictionary()
 
 
 def settle_reduced(
@@ -100,13 +105,13 @@ def _adaptive(
     for entrant in _entrants(target, params):
         profile = recall(target, entrant, prompts, do_sample)
         trust = trust_of(profile.rounds, params)
-        speedup, rule = profile.best(_rules(params, (0.0,), trust.threshold))
+        speedup, rule = profile.best(_rules(params, STOPS, trust.threshold))
         bound = "none trusted" if trust.bound is None else f"≤ {trust.bound:.1%} of {trust.count} wrong"
         details = (
-            f"{_named(entrant)}, {_ruled(rule)}, τ {trust.threshold:.3f} ({bound}, {trust.coverage:.0%} of drafts), "
-            f"{_unions(profile.costs)}"
+            f"{_named(entrant)}, {_ruled(rule)}, window {rule.window}, τ {trust.threshold:.3f} "
+            f"({bound}, {trust.coverage:.0%} of drafts), {_unions(profile.costs)}"
         )
-        settled = replace(_following(entrant, rule), tau_accept=trust.threshold)
+        settled = replace(_following(entrant, rule), tau_accept=trust.threshold, max_window=rule.window)
         found.append(Candidate(speedup, settled, details))
     return found
 
@@ -117,11 +122,19 @@ def _rules(params: ReducedExpertsParams, stops: Iterable[float], threshold: floa
     chosen = stops if params.confidence == "auto" else (float(params.confidence),)
     ways = (False, True) if params.follow == "auto" else (bool(params.follow),)
     return [
-        Rule(gamma, stop, follow, threshold, params.max_window if threshold < math.inf else gamma)
+        Rule(gamma, stop, follow, threshold, gamma if window is None else window)
         for follow in ways
+        for window in _windows(params, threshold)
         for stop in chosen
         for gamma in gammas
     ]
+
+
+def _windows(params: ReducedExpertsParams, threshold: float) -> list[int | None]:
+    """Return the windows a rule may have; None, which is γ, where every draft is compared."""
+    if threshold == math.inf:
+        return [None]
+    return [*(window for window in WINDOWS if window < params.max_window), params.max_window]
 
 
 def _following(entrant: ReducedExpertsParams, rule: Rule) -> ReducedExpertsParams:
@@ -152,34 +165,25 @@ def _decide(target: Target, found: list[Candidate], prompts: list[list[int]], do
     from ssd_infer.drafts.reduced_experts import ReducedExperts
 
     found = sorted(found, key=lambda candidate: candidate.predicted, reverse=True)
-    if found[0].predicted < 1.0:
+    raced = [candidate for candidate in found if candidate.predicted >= HOPE][:RACED]
+    if not raced:
         note = f"plain decoding: the best predicted speedup is {found[0].predicted:.2f} ({found[0].details})"
         return Resolved(None, note, found[0].predicted)
-    ways = ([candidate for candidate in found if candidate.params.prefetch is way] for way in (True, False))
-    raced = [
-        (
-            measured_speedup(
-                target, ReducedExperts, candidate.params, prompts, do_sample, PAIRS, pooled=True
-            ),
-            candidate,
-        )
-        for way in ways
-        for candidate in way[:RACED]
-        if candidate.predicted >= 1.0
-    ]
-    measured, best = max(raced, key=lambda entry: entry[0])
+    entrants = [candidate.params for candidate in raced]
+    speeds = raced_speedups(target, ReducedExperts, entrants, prompts, do_sample, TURNS)
+    measured, best = max(zip(speeds, raced, strict=True), key=lambda entry: entry[0])
     note = f"{best.details}, predicted {best.predicted:.2f}×, measured {measured:.2f}× on the calibration prompts"
-    if measured < 1.0:
+    if measured < GAIN:
         return Resolved(None, f"plain decoding: {note}", measured)
     return Resolved(best.params, f"auto: {note}", best.predicted)
 
 
 def _entrants(target: Target, params: ReducedExpertsParams) -> list[ReducedExpertsParams]:
-    """Return what competes: drafts of one, half and, where that costs no reading, all experts; reading ahead or not."""
+    """Return what competes: drafts of one, two and half the experts; reading ahead or not."""
     counts = [params.k_draft]
     if params.k_draft == "auto":
         top_k = min(layer.top_k for layer in moe_layers(target.layers))
-        counts = sorted({1, -(-top_k // 2)} | ({top_k} if params.at_hand else set()))
+        counts = sorted({1, min(2, -(-top_k // 2)), -(-top_k // 2)})
     ways = [bool(params.prefetch)]
     if params.prefetch == "auto":
         ways = [True, False] if resident_of(target.layers) is not None else [False]
@@ -210,30 +214,43 @@ def recall(
     return known[key]
 
 
-@torch.inference_mode()
 def make_profile(
     target: Target, params: ReducedExpertsParams, prompts: list[list[int]], do_sample: bool
 ) -> Profile:
-    """Draft on the prompts at full length, alone, then time passes over the longest of the texts that came out."""
+    """Draft on the prompts at full length, alone, and time passes over the texts that come out."""
     from ssd_infer.drafts.reduced_experts import ReducedExperts
 
     sampler = Sampler(SamplingParams(do_sample=do_sample), target.device, seed=0)
     drafting = replace(params, mode="lossless", gamma=MAX_GAMMA, confidence=0.0, follow=False)
-    rounds, text, first = Rounds(), [0], 1
+    rounds, meter, spent = Rounds(), CostMeter(target), 0.0
     for prompt in prompts[:_PROMPTS]:
         start = prompt[-_PROMPT_TOKENS:]
         session = open_session(target, [start], _NEW_TOKENS, MAX_GAMMA, sampler)
         drafter = ReducedExperts(session, drafting)
         drafter.rounds = rounds
-        output = Decoding(session, drafter, StopRule(), Stats.empty(1)).run()[0]
-        if len(start) + len(output) > len(text):
-            text, first = start + output, len(start)
-    ids = torch.tensor([text], device=target.device)
-    session = open_session(target, [text], 1, MAX_GAMMA, sampler)
-    target.run(target.embed(ids[:, :first]), session.window(first), session.cache)
-    session.lengths = [first]
-    view = ReducedExperts(session, drafting).view
-    return Profile(rounds, measure_costs(session, ids, first, view))
+        stats = Stats.empty(1)
+        output = Decoding(session, drafter, StopRule(), stats).run()[0]
+        spent += stats.total.seconds["draft"] + stats.total.seconds["verify"]
+        meter.read(session, start + output, len(start), drafter.view)
+    costs = meter.costs(_plain_step(target, prompts, do_sample))
+    drafted = [len(round_.confidence) for round_ in rounds.rounds]
+    return Profile(rounds, replace(costs, excess=spent / costs.passes(drafted)))
+
+
+def _plain_step(target: Target, prompts: list[list[int]], do_sample: bool) -> float:
+    """Return the mean seconds of a plain decoding step on `prompts`, measured the first time."""
+    known = _plain.setdefault(target.model, {})
+    key = (do_sample, len(prompts) > 1, id(resident_of(target.layers)))
+    if key not in known:
+        sampler = Sampler(SamplingParams(do_sample=do_sample), target.device, seed=0)
+        steps, seconds = 0, 0.0
+        for prompt in prompts[:_PROMPTS]:
+            session = open_session(target, [prompt[-_PROMPT_TOKENS:]], _NEW_TOKENS, 0, sampler)
+            stats = Stats.empty(1)
+            Decoding(session, None, StopRule(), stats).run()
+            steps, seconds = steps + stats.total.rounds, seconds + stats.total.seconds["verify"]
+        known[key] = seconds / steps
+    return known[key]
 
 
 def _unions(costs: MoeCosts) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 
 from torch import nn
@@ -17,68 +17,84 @@ from ssd_infer.engine.surroundings import surroundings_key
 from ssd_infer.engine.target import Target
 
 _WARM_UP = 4
-"""Tokens of the first pair."""
+"""Tokens of the first turn."""
 SURE = 1.5
 """Predicted speedup from which on no measurement is asked for."""
 PAIRS, TOKENS, PROMPT_TOKENS, SECONDS = 4, 48, 96, 20.0
-"""Timed pairs, tokens decoded in each, longest prompt, and seconds after which no further pair is begun."""
+"""Timed pairs, tokens decoded in each, longest prompt, and seconds after which no further turn is begun."""
 
 
-_Key = tuple[str, str, bool, tuple[str, ...]]
-_known: weakref.WeakKeyDictionary[nn.Module, dict[_Key, float]] = weakref.WeakKeyDictionary()
+_Key = tuple[str, tuple[str, ...], bool, tuple[str, ...]]
+_known: weakref.WeakKeyDictionary[nn.Module, dict[_Key, list[tuple[float, ...]]]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def measured_speedup(
-    target: Target,
-    strategy: type[Drafter],
-    params: DraftParams,
-    prompts: list[list[int]],
-    do_sample: bool,
-    pairs: int = PAIRS,
-    *,
-    pooled: bool = False,
+    target: Target, strategy: type[Drafter], params: DraftParams, prompts: list[list[int]], do_sample: bool
 ) -> float:
-    """Return what `summary` makes of `pairs` plain and drafting decodings of the same prompt and seed.
+    """Return the median speedup of `PAIRS` plain and drafting decodings of the same prompt and seed.
 
     They are run the first time they are asked for in these surroundings.
     """
+    timed = _race(target, strategy, [params], prompts, do_sample, PAIRS)
+    return median(plain / draft for plain, draft in timed)
 
-    def decoded(turn: int, drafting: bool) -> float:
+
+def raced_speedups(
+    target: Target,
+    strategy: type[Drafter],
+    entrants: Sequence[DraftParams],
+    prompts: list[list[int]],
+    do_sample: bool,
+    turns: int,
+) -> list[float]:
+    """Return each entrant's speedup in a race of all of them and plain decoding, every one with the same prompts.
+
+    All turns' seconds count together: noise moves a median less, but this is what a user gains where few prompts gain
+    much and many little.
+    """
+    timed = _race(target, strategy, entrants, prompts, do_sample, turns)
+    plain, *drafts = (sum(spent) for spent in zip(*timed, strict=True))
+    return [plain / draft for draft in drafts]
+
+
+def _race(
+    target: Target,
+    strategy: type[Drafter],
+    entrants: Sequence[DraftParams],
+    prompts: list[list[int]],
+    do_sample: bool,
+    turns: int,
+) -> list[tuple[float, ...]]:
+    """Return seconds of plain decoding and of every entrant, for each turn; raced once in these surroundings."""
+
+    def decoded(turn: int, contender: int) -> float:
         sampler = Sampler(SamplingParams(do_sample=do_sample), target.device, seed=turn)
         prompt, tokens = prompts[turn % len(prompts)][-PROMPT_TOKENS:], TOKENS if turn else _WARM_UP
-        drafter, settled = (strategy, params) if drafting else (None, None)
+        drafter, settled = (strategy, entrants[contender - 1]) if contender else (None, None)
         start = time.perf_counter()
         decode(target, [prompt], drafter, settled, tokens, sampler, StopRule())
         return time.perf_counter() - start
 
     races = _known.setdefault(target.model, {})
-    key = (strategy.name, repr(params), do_sample, surroundings_key(target))
+    key = (strategy.name, tuple(map(repr, entrants)), do_sample, surroundings_key(target))
     if key not in races:
-        races[key] = summary(_timed(pairs, decoded), pooled=pooled)
+        races[key] = _timed(turns, 1 + len(entrants), decoded)
     return races[key]
 
 
-def _timed(pairs: int, decoded: Callable[[int, bool], float]) -> list[tuple[float, float]]:
-    """Return plain and draft seconds of up to `pairs` turns, after one that only warms up; who begins alternates."""
-    begin, timed = time.perf_counter(), list[tuple[float, float]]()
-    for turn in range(pairs + 1):
-        order = (False, True) if turn % 2 else (True, False)
-        seconds = {drafting: decoded(turn, drafting) for drafting in order}
+def _timed(turns: int, contenders: int, decoded: Callable[[int, int], float]) -> list[tuple[float, ...]]:
+    """Return the seconds of all contenders for up to `turns` turns, after one that only warms up; all begin in turn."""
+    begin, timed = time.perf_counter(), list[tuple[float, ...]]()
+    for turn in range(turns + 1):
+        order = [(turn + place) % contenders for place in range(contenders)]
+        seconds = {contender: decoded(turn, contender) for contender in order}
         if turn:
-            timed.append((seconds[False], seconds[True]))
+            timed.append(tuple(seconds[contender] for contender in range(contenders)))
             if time.perf_counter() - begin > SECONDS:
                 break
     return timed
-
-
-def summary(timed: list[tuple[float, float]], *, pooled: bool) -> float:
-    """Return the speedup of (plain, draft) seconds: the median of the pairs, or of all together.
-
-    Noise moves the median less. Pooled is what a user gains where few prompts gain much and many little.
-    """
-    if pooled:
-        return sum(plain for plain, _ in timed) / sum(draft for _, draft in timed)
-    return median(plain / draft for plain, draft in timed)
 
 
 def least_running(predicted: float, measured: float) -> float:

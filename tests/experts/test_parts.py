@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from scipy.stats import beta
@@ -119,3 +121,4 @@ def test_predicted_speedup_is_emitted_over_measured_seconds() -> None:
     assert costs.speedup([(2, 1), (1, 2)]) == pytest.approx(30 / (15 + 20))
     assert costs.verify_at(1) == 10.0
     assert costs.verify_at(5) == 26.0
+    assert replace(costs, excess=2.0).speedup([(2, 1)]) == pytest.approx(10 / 15)

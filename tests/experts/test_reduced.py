@@ -14,10 +14,11 @@ from ssd_infer.drafts.reduced_experts import AdaptiveExperts, ReducedExperts, Re
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import ConfigError
 from ssd_infer.experts import settle
+from ssd_infer.experts.costs import WIDTHS
 from ssd_infer.experts.settle import Candidate
 from ssd_infer.experts.views import reduced_view
 from tests.conftest import build_model
-from tests.experts.support import FAMILIES, TOP_K, build_moe, greedy
+from tests.experts.support import EXPERTS, FAMILIES, TOP_K, build_moe, greedy
 from tests.infer import test_sampling_law as sampling
 
 ROWS = [[3, 4, 5, 6, 7], [9, 8], [11, 12, 13]]
@@ -206,7 +207,9 @@ def test_a_promise_is_raced_against_plain_decoding(
 ) -> None:
     monkeypatch.setattr("ssd_infer.experts.settle._NEW_TOKENS", 24)
     monkeypatch.setattr("ssd_infer.experts.costs.MoeCosts.speedup", lambda *_: 3.0)
-    monkeypatch.setattr("ssd_infer.experts.settle.measured_speedup", lambda *_, **__: measured)
+    monkeypatch.setattr(
+        "ssd_infer.experts.settle.raced_speedups", lambda _t, _s, entrants, *_: [measured] * len(entrants)
+    )
     model = build_moe(dtype=torch.float32)
     out = ssd_infer.generate(model, ROWS[:1], draft="reduced_experts", max_new_tokens=12)
     assert (out.draft == "reduced_experts") is drafts
@@ -245,28 +248,42 @@ def test_offloading_is_no_part_of_it(tmp_path: Path) -> None:
     assert out.draft_params["at_hand"] is False
 
 
-def test_both_ways_to_read_are_raced_and_the_fastest_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Predictions do not see what reading ahead pushes out of memory, so each way has to show its speed."""
-    speeds = {(2, True): 0.9, (1, True): 1.3, (2, False): 1.1, (1, False): 1.4, (4, False): 9.0}
+def test_the_best_predictions_are_raced_and_the_fastest_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Predictions do not see what reading ahead pushes out of memory, so candidates have to show their speed."""
+    speeds = {(2, True): 0.9, (1, True): 1.3, (2, False): 1.1, (1, False): 1.4}
     raced = []
 
-    def measured(_target: Any, _strategy: Any, params: ReducedExpertsParams, *_: Any, **__: Any) -> float:
-        raced.append((params.k_draft, params.prefetch))
-        return speeds[params.k_draft, params.prefetch]  # type: ignore[index]
+    def measured(_t: Any, _s: Any, entrants: list[ReducedExpertsParams], *_: Any) -> list[float]:
+        raced.append([(params.k_draft, params.prefetch) for params in entrants])
+        return [speeds[key] for key in raced[-1]]  # type: ignore[index]
 
-    monkeypatch.setattr("ssd_infer.experts.settle.measured_speedup", measured)
+    monkeypatch.setattr("ssd_infer.experts.settle.raced_speedups", measured)
+    order = [(2, True), (1, True), (2, False), (1, False), (4, True), (4, False)]
     found = [
-        Candidate(3.0 - at / 10, ReducedExpertsParams(k_draft=k_draft, prefetch=way), "")
-        for at, (k_draft, way) in enumerate(
-            [(2, True), (1, True), (4, True), (2, False), (1, False), (4, False)]
-        )
+        Candidate(2.0 - at / 10, ReducedExpertsParams(k_draft=k_draft, prefetch=way), "")
+        for at, (k_draft, way) in enumerate(order)
     ]
     target = Target.of(build_moe())
-    settled = settle._decide(target, found, ROWS, False).params
-    assert raced == [(2, True), (1, True), (2, False), (1, False)]
+    settled = settle._decide(target, found[::-1], ROWS, False).params
+    assert raced == [order[:4]]
     assert (settled.k_draft, settled.prefetch) == (1, False)
     hopeless = [Candidate(0.9, ReducedExpertsParams(k_draft=1, prefetch=True), "")]
     assert settle._decide(target, hopeless, ROWS, False).params is None
+    assert len(raced) == 1
+
+
+def test_costs_come_from_all_texts_and_real_rounds() -> None:
+    """Every width is timed, a wider pass never costs less, and rounds cost more than their passes."""
+    model = build_moe(dtype=torch.float32)
+    params = ReducedExpertsParams(k_draft=1, gamma=4, at_hand=False)
+    profile = settle.make_profile(Target.of(model), params, ROWS, False)
+    costs = profile.costs
+    assert costs.widths == WIDTHS
+    assert list(costs.verify) == sorted(costs.verify)
+    assert TOP_K <= costs.union[0] <= costs.union[-1] <= EXPERTS
+    assert costs.excess > 0.5
+    one = costs.speedup([(1, 0)])
+    assert one == pytest.approx(1 / costs.excess)
 
 
 def test_a_draft_is_as_sure_as_its_lead() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from statistics import median
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from ssd_infer.search.found import Found
 from ssd_infer.search.guard import PAUSE, TRUST_AFTER, GainGuard
 from ssd_infer.search.latency import remember_costs
 from ssd_infer.search.outlook import Outlook
-from ssd_infer.search.race import least_running, measured_speedup, summary
+from ssd_infer.search.race import least_running, measured_speedup
 from tests.conftest import ModelFactory
 from tests.infer.test_exactness import prompts, reference
 from tests.search.test_dp import flat_costs
@@ -164,7 +165,22 @@ def test_a_bad_guard_is_named(tiny_model: ModelFactory) -> None:
             )
 
 
-def test_a_pooled_race_counts_seconds_and_the_median_pairs() -> None:
-    timed = [(1.0, 1.25), (1.0, 1.0), (6.0, 2.0)]
-    assert summary(timed, pooled=False) == 1.0
-    assert summary(timed, pooled=True) == pytest.approx(8 / 4.25)
+def test_contenders_begin_in_turn_and_all_seconds_count(
+    tiny_model: ModelFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[int] = []
+
+    def decoded(turn: int, contender: int) -> float:
+        order.append(contender)
+        return [6.0, 2.0, 3.0][contender] if turn == 2 else [1.0, 1.25, 1.0][contender]
+
+    timed = race._timed(2, 3, decoded)
+    assert order == [0, 1, 2, 1, 2, 0, 2, 0, 1]
+    assert timed == [(1.0, 1.25, 1.0), (6.0, 2.0, 3.0)]
+    monkeypatch.setattr(race, "_race", lambda *_: timed)
+    params = SkipSetParams([1], [1], 4, 0.0)
+    target = Target.of(tiny_model())
+    speeds = race.raced_speedups(target, SkipSetDrafter, [params, params], [[2]], False, 2)
+    assert speeds == pytest.approx([7 / 3.25, 7 / 4])
+    monkeypatch.setattr(race, "_race", lambda *_: [row[:2] for row in timed])
+    assert measured_speedup(target, SkipSetDrafter, params, [[2]], False) == pytest.approx(median([0.8, 3]))
