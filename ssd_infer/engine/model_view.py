@@ -11,12 +11,16 @@ from typing import Any, ClassVar, Self, cast
 import torch
 from torch import nn
 
+from ssd_infer.engine.products import renew
+
 
 class ModelView:
     """A model seen through its own modules; `of` is how to get one."""
 
     embed: nn.Module
     """The model's token embedding."""
+    layers: list[nn.Module]
+    head: nn.Module
     _known: ClassVar[weakref.WeakKeyDictionary[nn.Module, ModelView]]
 
     def __init_subclass__(cls) -> None:
@@ -40,6 +44,7 @@ class ModelView:
             known = cls(model)
             known._check_exact()
             cls._known[model] = known
+        known._renew()
         return cast(Self, known)
 
     @property
@@ -60,14 +65,20 @@ class ModelView:
         """Floating type of the hidden states."""
         return next(self.embed.parameters()).dtype
 
+    def _renew(self) -> None:
+        """Take over what was assigned to attributes of the model's modules since."""
+        for part in (*self.layers, self.head):
+            renew(part)
+
     def _check_exact(self) -> None:
         """Raise UnsupportedModelError when the view is another function than the model."""
         raise NotImplementedError
 
 
-def _parts(model: nn.Module) -> list[tuple[nn.Module, Any]]:
-    """List the modules below `model`, and what replaced the forward of some: what a view of it was made of."""
-    return [(module, vars(module).get("forward")) for module in model.modules() if module is not model]
+def _parts(model: nn.Module) -> list[tuple[nn.Module, type, Any]]:
+    """List the modules below `model`, of which class, and what replaced the forward of some: what a view is made of."""
+    parts = (module for module in model.modules() if module is not model)
+    return [(module, type(module), vars(module).get("forward")) for module in parts]
 
 
 def cache_keyword(forward: Callable[..., Any]) -> str:

@@ -11,7 +11,6 @@ The target is not touched: `product_view` returns shallow copies of the modules 
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable
 from functools import cache
@@ -27,6 +26,7 @@ _LEAD = 1.2
 _PLAIN = (Tensor, nn.Parameter)
 _PROBE = (64, 512)
 _TURNS = 8
+_SEEN = "ssd_product_view_of"
 
 
 def product(
@@ -66,7 +66,8 @@ def product_view(module: nn.Module, rows: int = 32) -> nn.Module:
     """Return `module` multiplying by `product`, sharing every parameter; itself where that cannot pay.
 
     Linear layers too small to pay for passes of `rows` tokens stay as they are, and so do subclasses (quantised layers,
-    adapters: what is plain inside them changes). Hooks and replaced forwards are kept. The view is in evaluation mode.
+    adapters: what is plain inside them changes) and modules whose forward was replaced, since that belongs to the
+    original: wrapped ones, `torch.compile`'s. Hooks are kept. The view is in evaluation mode.
     """
     if not onednn_pays(torch.get_num_threads()):
         return module
@@ -74,16 +75,38 @@ def product_view(module: nn.Module, rows: int = 32) -> nn.Module:
 
 
 def _view(module: nn.Module, rows: int) -> nn.Module:
+    if "forward" in vars(module):
+        return module
     if type(module) is nn.Linear:
-        return _faster(module) if _worth(module.weight, rows) else module
+        return _copied(module, _Linear, module._modules) if _worth(module.weight, rows) else module
     own = {name: child for name, child in module._modules.items() if child is not None}
     seen = {name: _view(child, rows) for name, child in own.items()}
     if all(seen[name] is child for name, child in own.items()):
         return module
-    view = copy.copy(module)
-    view._modules = {**module._modules, **seen}
-    view.training = False
+    return _copied(module, type(module), {**module._modules, **seen})
+
+
+def renew(view: nn.Module) -> None:
+    """Give `view` what was assigned to attributes of its modules since it was made, as adapters are switched."""
+    module = vars(view).get(_SEEN)
+    if module is None:
+        return
+    _fill(view, module, view._modules)
+    for child in view._modules.values():
+        if child is not None:
+            renew(child)
+
+
+def _copied(module: nn.Module, kind: type[nn.Module], children: dict[str, nn.Module | None]) -> nn.Module:
+    """Return a shallow copy as a `kind`, past classes that refuse to be pickled (parametrised ones)."""
+    view = object.__new__(kind)
+    _fill(view, module, children)
     return view
+
+
+def _fill(view: nn.Module, module: nn.Module, children: dict[str, nn.Module | None]) -> None:
+    own = {_SEEN: module, "_modules": children, "training": False, "_compiled_call_impl": None}
+    object.__setattr__(view, "__dict__", {**vars(module), **own})
 
 
 class _Linear(nn.Linear):
@@ -92,13 +115,6 @@ class _Linear(nn.Linear):
     def forward(self, hidden: Tensor) -> Tensor:
         """Return `(…, N)` for `(…, K)`."""
         return product(hidden, self.weight, self.bias)
-
-
-def _faster(layer: nn.Linear) -> nn.Linear:
-    view = copy.copy(layer)
-    view.__class__ = _Linear
-    view.training = False
-    return view
 
 
 def _worth(weight: Tensor, rows: int) -> bool:
@@ -113,13 +129,15 @@ def onednn_pays(threads: int) -> bool:
     if found is None:
         return False
     rows, size = _PROBE
-    draw = torch.Generator().manual_seed(0)
-    hidden, weight = (torch.randn(count, size, generator=draw) for count in (rows, size))
+    draw = torch.Generator("cpu").manual_seed(0)
+    hidden, weight = (
+        torch.randn(count, size, generator=draw, dtype=torch.float32, device="cpu") for count in (rows, size)
+    )
     calls: list[Callable[[], Tensor]] = [
         lambda: functional.linear(hidden, weight),
         lambda: found(hidden, weight, None, "none", [], ""),
     ]
-    with torch.inference_mode():
+    with torch.inference_mode(), torch.autocast("cpu", enabled=False):
         usual, other = (call() for call in calls)
         if not torch.allclose(usual, other, rtol=1e-4, atol=1e-4):
             return False

@@ -30,15 +30,14 @@ def _view(layer: nn.Module, attend: Attend) -> nn.Module:
     return view
 
 
-_reasons: weakref.WeakKeyDictionary[nn.Module, str | None] = weakref.WeakKeyDictionary()
+_reasons: weakref.WeakKeyDictionary[Target, str | None] = weakref.WeakKeyDictionary()
 
 
 def why_not(target: Target) -> str | None:
     """Return None when grouped attention computes what `target` computes, otherwise the reason in one sentence."""
-    model = target.model
-    if model not in _reasons:
-        _reasons[model] = _examine(target)
-    return _reasons[model]
+    if target not in _reasons:
+        _reasons[target] = _examine(target)
+    return _reasons[target]
 
 
 @torch.inference_mode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -9,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+import ssd_infer
 from ssd_infer.engine import products
-from ssd_infer.engine.products import onednn_pays, pays, product, product_view
+from ssd_infer.engine.products import onednn_pays, pays, product, product_view, renew
 from ssd_infer.engine.target import Target
 from tests.conftest import ModelFactory
 
@@ -151,6 +153,114 @@ def test_nothing_is_copied_where_it_does_not_pay(monkeypatch: pytest.MonkeyPatch
     assert product_view(block().float()) is not module
 
 
+def switched(setting: str) -> AbstractContextManager[Any]:
+    """Return what puts torch into a mode that changes how products or new tensors look."""
+    if setting == "autocast":
+        return torch.autocast("cpu", dtype=torch.bfloat16)
+    return torch.device("meta")
+
+
+@needs_onednn
+@pytest.mark.parametrize("setting", ["autocast", "meta", "float64"])
+def test_the_measurement_is_the_same_under_any_setting_of_torch(
+    monkeypatch: pytest.MonkeyPatch, setting: str
+) -> None:
+    monkeypatch.setattr(products, "_LEAD", 0.0)
+    if setting != "float64":
+        with switched(setting):
+            assert onednn_pays.__wrapped__(1)
+        return
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert onednn_pays.__wrapped__(1)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@needs_onednn
+def test_modules_that_are_compiled_stay_whole(taken: list[int]) -> None:
+    """A compiled module hands what is assigned to it on to the one inside, which must not happen to it here."""
+    module, hidden = block(), torch.randn(3, 8)
+    compiled = torch.compile(module["inner"], backend="eager")
+    view = product_view(nn.Sequential(compiled, nn.Linear(8, 8)))
+    assert view[0] is compiled
+    assert list(module["inner"]._modules) == ["0", "1"]
+    assert module["inner"].training
+    taken.clear()
+    with torch.inference_mode():
+        view(hidden)
+    assert taken == [3]
+    module["inner"].compile(backend="eager")
+    assert product_view(module)["inner"]._compiled_call_impl is None
+
+
+@needs_onednn
+def test_a_module_that_refuses_to_be_pickled_is_viewed(taken: list[int]) -> None:
+    class Scaled(nn.Sequential):
+        """Linear layers and a parameter of its own."""
+
+    module = Scaled(nn.Linear(8, 8))
+    module.register_parameter("scale", nn.Parameter(torch.ones(8)))
+    nn.utils.parametrize.register_parametrization(module, "scale", nn.Softplus())
+    view = product_view(module)
+    assert view is not module
+    torch.testing.assert_close(view.scale, module.scale)
+
+
+class Switch(nn.Module):
+    """A module with a switch, as adapters have one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.sign = nn.Linear(8, 8), 1
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.sign * self.layer(hidden)
+
+
+@needs_onednn
+def test_a_renewed_view_has_the_attributes_of_its_module(taken: list[int]) -> None:
+    module = nn.Sequential(nn.Sequential(Switch()), nn.LayerNorm(8)).train()
+    view = product_view(module)
+    module[0][0].sign = -1
+    module[0][0].layer.register_parameter("bias", None)
+    renew(view)
+    hidden = torch.randn(3, 8)
+    with torch.inference_mode():
+        torch.testing.assert_close(view(hidden), module(hidden))
+    assert taken == [3]
+    assert view[0][0].layer is not module[0][0].layer
+    assert not view[0].training
+    assert module[0].training
+
+
+@needs_onednn
+def test_a_target_follows_adapters_that_are_switched(taken: list[int], tiny_model: ModelFactory) -> None:
+    peft = pytest.importorskip("peft")
+    model = tiny_model(layers=2)
+    config = peft.LoraConfig(lora_alpha=64, init_lora_weights=False, target_modules=["q_proj", "down_proj"])
+    adapted = peft.get_peft_model(model, config, adapter_name="a")
+    adapted.add_adapter("b", config)
+    prompt = torch.tensor([[5, 9, 3, 20]])
+
+    def both() -> list[int]:
+        options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+        wanted = model.generate(prompt, attention_mask=torch.ones_like(prompt), **options)[0, 4:].tolist()
+        assert ssd_infer.generate(model, prompt, max_new_tokens=12).sequences == [wanted]
+        return wanted
+
+    texts = []
+    for switch in (
+        lambda: adapted.set_adapter("a"),
+        lambda: adapted.set_adapter("b"),
+        adapted.base_model.disable_adapter_layers,
+    ):
+        switch()
+        texts.append(tuple(both()))
+    assert len(set(texts)) == 3
+    assert taken
+
+
 @needs_onednn
 def test_a_target_multiplies_through_the_view(taken: list[int], tiny_model: ModelFactory) -> None:
     model = tiny_model()
@@ -175,3 +285,8 @@ def test_a_target_sees_modules_that_were_replaced(taken: list[int], tiny_model: 
     assert second.layers[1].mlp.up_proj.weight is model.model.layers[1].mlp.up_proj.weight
     model.lm_head = nn.Linear(32, 97, bias=False)
     assert Target.of(model).head.weight is model.lm_head.weight
+    third = Target.of(model)
+    mlp = model.model.layers[0].mlp
+    mlp.__class__ = type("Sharded", (type(mlp),), {})  # as torch's sharding makes modules its own
+    assert type(Target.of(model).layers[0].mlp) is type(mlp)
+    assert Target.of(model) is not third

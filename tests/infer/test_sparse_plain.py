@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -63,6 +64,31 @@ def test_sliding_windows_keep_their_own_attention(tiny_model: ModelFactory) -> N
     session = open_session(target, [[2] * 1100] * 4, 8, 0, Sampler(SamplingParams(), target.device, 0))
     assert plain.grouped_layers(session) is None
     assert model.config.sliding_window == 16
+
+
+def test_attention_replaced_between_two_decodings_is_examined_again(
+    tiny_model: ModelFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plain, "_FROM_SLOTS", 1)
+    monkeypatch.setattr(plain, "_FROM_CAPACITY", 1)
+    model = tiny_model(vocab_size=29)
+    rows = prompts(3, 29)
+    before = reference(model, rows)
+    assert ssd_infer.generate(model, rows, max_new_tokens=NEW).sequences == before
+    for layer in model.model.layers:
+        layer.self_attn.forward = halved(layer.self_attn.forward)
+    assert ssd_infer.generate(model, rows, max_new_tokens=NEW).sequences == reference(model, rows) != before
+    assert "replaced by a wrapper" in (SparseAttention.applicable(Target.of(model)) or "")
+
+
+def halved(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a forward of attention whose result is half of what it was."""
+
+    def wrapper(*arguments: Any, **named: Any) -> Any:
+        out, *rest = forward(*arguments, **named)
+        return out / 2, *rest
+
+    return wrapper
 
 
 @pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3"])
