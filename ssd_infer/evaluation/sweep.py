@@ -66,9 +66,11 @@ def attach(row: dict[str, Any], sweep: dict[str, Any]) -> None:
         for cell in sweep.get("cells", [])
         if cell["name"] == NAME and cell["verdict"] == "fail"
     ]
-    if wrong and row["status"] == "ok":
+    if wrong:
         detail = f"the output of the long-context sweep (greedy) changed: {', '.join(wrong)}"
         row["lossless"] = {**row["lossless"], "verdict": "fail", "detail": detail}
+        if row["status"] == "not_applicable":  # a run without greedy decoding has no other row to fail
+            row["status"], row["reason"] = "failed", detail
 
 
 def _tried(bench: Bench, what: str, measure: Callable[[], list[_Item]]) -> list[_Item]:
