@@ -7,12 +7,12 @@ import errno
 import mmap
 import os
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
 
-from ssd_infer.errors import CheckpointError
+from ssd_infer.errors import CheckpointError, ConfigError, Problem
 from ssd_infer.experts.files import StoreIndex, read_index
 from ssd_infer.experts.layout import MoeLayer
 
@@ -88,7 +88,13 @@ class DiskStore:
     """
 
     def __init__(self, folder: Path, access: Access = "direct") -> None:
-        """Open the store in `folder`; raises CheckpointError when it is missing, damaged, or cannot be read so."""
+        """Open the store in `folder`; raises CheckpointError when it is missing, damaged, or cannot be read so.
+
+        Raises ConfigError for an `access` that does not exist.
+        """
+        if access not in get_args(Access):
+            choices = f"choose from {', '.join(get_args(Access))}"
+            raise ConfigError([Problem("experts.access", "is not a way to read", access, choices)])
         self.index: StoreIndex = read_index(folder)
         self.shapes, self.dtype = self.index.shapes, self.index.dtype
         self.expert_bytes = self.index.expert_bytes

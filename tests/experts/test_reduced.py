@@ -227,6 +227,7 @@ def test_a_promise_is_raced_against_plain_decoding(
         ({"eps": 0.0}, "eps"),
         ({"confidence": 1.0}, "confidence"),
         ({"tau_accept": -0.1}, "tau_accept"),
+        ({"tau_accept": math.nan}, "tau_accept"),
         ({"mode": "fast"}, "mode"),
     ],
 )
