@@ -6,6 +6,7 @@ import contextlib
 import errno
 import mmap
 import os
+import weakref
 from pathlib import Path
 from typing import Literal, Protocol, get_args
 
@@ -112,6 +113,7 @@ class DiskStore:
             raise CheckpointError(
                 f"experts.store: cannot open {str(self.index.path)!r} ({error.strerror}){hint}"
             ) from error
+        self._closing = weakref.finalize(self, os.close, self._file)
 
     def buffers(self, count: int) -> list[ExpertBuffer]:
         """Return room for `count` experts; one that does not begin at a page is read with its neighbours' ends."""
@@ -147,8 +149,8 @@ class DiskStore:
         )
 
     def close(self) -> None:
-        """Close the file."""
-        os.close(self._file)
+        """Close the file, which otherwise happens when nobody holds the store any more."""
+        self._closing()
 
 
 class MemoryStore:

@@ -393,6 +393,25 @@ def test_an_evaluation_makes_the_store_and_keeps_to_its_precision(tmp_path: Path
         evaluation_model(str(tmp_path), 0.5, "bfloat16", "cpu")
 
 
+def test_the_file_is_closed_with_its_store(store: tuple[Path, list[list[int]]]) -> None:
+    import gc
+
+    def opened() -> int:
+        return sum(
+            EXPERTS in str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()
+        )
+
+    folder, _ = store
+    gc.collect()
+    before = opened()
+    loaded, resident = offloaded(folder, 0.5)
+    run(loaded)
+    assert opened() == before + 1
+    del loaded, resident
+    gc.collect()
+    assert opened() == before
+
+
 def test_readers_stop_with_the_set_they_read_for(store: tuple[Path, list[list[int]]]) -> None:
     import gc
 
