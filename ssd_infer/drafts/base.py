@@ -165,8 +165,22 @@ def _unknown(draft: str, key: str, value: Any, known: Mapping[str, Any]) -> Prob
 def _mistyped(key: str, value: Any, hint: Any) -> Problem | None:
     if _matches(value, hint):
         return None
-    wanted = getattr(hint, "__name__", None) or str(hint).replace("typing.", "")
-    return Problem(f"draft_params.{key}", f"must be {wanted}", value, "")
+    return Problem(f"draft_params.{key}", f"must be {_said(hint)}", value, "")
+
+
+_WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "a string", type(None): "null"}
+
+
+def _said(hint: Any) -> str:
+    """Return what a hint allows in words."""
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return " or ".join(map(repr, parts))
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(map(_said, parts))
+    if origin in (list, tuple):
+        return f"a list, each {_said(parts[0])}"
+    return _WORDS.get(hint) or str(getattr(hint, "__name__", hint))
 
 
 def _matches(value: Any, hint: Any) -> bool:

@@ -69,7 +69,7 @@ class ReducedExpertsParams(DraftParams):
             found.append(
                 Problem("draft_params.confidence", "must be in [0, 1)", self.confidence, "0 turns it off")
             )
-        if not isinstance(self.tau_accept, str) and self.tau_accept < 0:
+        if not isinstance(self.tau_accept, str) and not self.tau_accept >= 0:
             found.append(Problem("draft_params.tau_accept", "must be >= 0", self.tau_accept))
         if not 0 < self.eps < 1:
             found.append(Problem("draft_params.eps", "must be in (0, 1)", self.eps, "try 0.02"))

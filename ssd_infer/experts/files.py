@@ -6,9 +6,12 @@ one contiguous extent; `dense.safetensors` holds every other tensor under the na
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
+import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -24,6 +27,8 @@ VERSION = 1
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _PAGE = 4096
+_SAMPLE = 1024
+"""Bytes of every tensor that a fingerprint looks at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,8 @@ class StoreIndex:
     extents: dict[tuple[int, int], Extent]
     shapes: tuple[tuple[int, int], tuple[int, int]]
     dtype: torch.dtype
+    source: str | None = None
+    """`fingerprint` of the checkpoint it was written from, where that was a directory."""
 
     @property
     def expert_bytes(self) -> int:
@@ -59,8 +66,15 @@ class StoreIndex:
         return sum(extent.size for extent in self.extents.values())
 
 
-def write_store(model: nn.Module, layers: list[MoeLayer], folder: Path) -> StoreIndex:
-    """Write the experts of `layers` and all other tensors of `model` to `folder`; raises OutputError."""
+def write_store(
+    model: nn.Module, layers: list[MoeLayer], folder: Path, source: str | None = None
+) -> StoreIndex:
+    """Write the experts of `layers` and all other tensors of `model` to `folder`; raises OutputError.
+
+    All is written beside an older store, which stays whole if that fails, and for whoever reads it now. The index
+    comes last, so what was interrupted is no store.
+    """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     experts = {f"layers.{layer.index}.experts": layer for layer in layers}
@@ -70,15 +84,23 @@ def write_store(model: nn.Module, layers: list[MoeLayer], folder: Path) -> Store
         for name, part in model.state_dict(keep_vars=True).items()
         if id(part) not in owned
     }
+    parts = {name: folder / f"{name}.{os.getpid()}.part" for name in (EXPERTS, DENSE)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _write_experts(folder / EXPERTS, experts)
-        save_file(rest, str(folder / DENSE))
+        _write_experts(parts[EXPERTS], experts)
+        save_file(rest, str(parts[DENSE]))
+        (folder / INDEX).unlink(missing_ok=True)
+        for name, part in parts.items():
+            part.replace(folder / name)
         shapes = [list(part.shape[1:]) for part in layers[0].matrices]
-        (folder / INDEX).write_text(json.dumps({"version": VERSION, "shapes": shapes}), encoding="utf-8")
-    except OSError as error:
+        about = {"version": VERSION, "shapes": shapes, "source": source}
+        (folder / INDEX).write_text(json.dumps(about), encoding="utf-8")
+    except (OSError, SafetensorError) as error:
+        for part in parts.values():
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
         raise OutputError(
-            f"experts.store: cannot write {str(folder)!r} ({error.strerror or error}); "
+            f"experts.store: cannot write {str(folder)!r} ({getattr(error, 'strerror', None) or error}); "
             "name a directory on a writable disk with room for the whole model"
         ) from error
     return read_index(folder)
@@ -141,7 +163,54 @@ def read_index(folder: Path) -> StoreIndex:
         raise CheckpointError(
             f"experts.store: {str(path)!r} is {size} bytes long, its header says {end}; write the store again"
         )
-    return StoreIndex(path, entries, cast(Any, shapes), dtype)
+    return StoreIndex(path, entries, cast(Any, shapes), dtype, about.get("source"))
+
+
+def read_dense(folder: Path) -> dict[str, torch.Tensor]:
+    """Read all tensors but the experts; raises CheckpointError when the file is missing or damaged."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return {name: part.clone() for name, part in load_file(str(folder / DENSE)).items()}
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"experts.store: {str(folder / DENSE)!r} cannot be read ({error}); write the store again"
+        ) from error
+
+
+def fingerprint(checkpoint: Path) -> str | None:
+    """Return a digest of the weights in a checkpoint's directory; None where it holds no safetensors files.
+
+    Headers and the beginning of every tensor are read, not all of it: retraining moves every tensor.
+    """
+    files = sorted(checkpoint.glob("*.safetensors"))
+    digest = hashlib.sha256()
+    for path in files:
+        try:
+            _digest(path, digest.update)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"checkpoint: {str(path)!r} cannot be read ({type(error).__name__}: {error})"
+            ) from error
+    return digest.hexdigest() if files else None
+
+
+def _digest(path: Path, update: Callable[[bytes], None]) -> None:
+    with path.open("rb") as file:
+        start = file.read(8)
+        header = file.read(min(int.from_bytes(start, "little"), path.stat().st_size))
+        update(start + header)
+        for name, entry in sorted(json.loads(header).items()):
+            if name != "__metadata__":
+                first, last = entry["data_offsets"]
+                file.seek(8 + len(header) + first)
+                update(file.read(min(_SAMPLE, last - first)))
+
+
+def is_stale(index: StoreIndex, checkpoint: Path) -> bool:
+    """Tell whether a store is known to be of other weights than those in `checkpoint`."""
+    return index.source is not None and fingerprint(checkpoint) not in (None, index.source)
 
 
 def _entries(header: dict[str, Any], base: int) -> Iterator[tuple[tuple[int, int], Extent]]:

@@ -6,6 +6,7 @@ Goes through transformers' ExpertsInterface, so routers, shared experts, masks a
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -15,7 +16,16 @@ from torch import Tensor, nn
 
 from ssd_infer.engine.products import product
 from ssd_infer.errors import CheckpointError, ConfigError, Problem
-from ssd_infer.experts.files import DENSE, StoreIndex, read_index, write_store
+from ssd_infer.experts.files import (
+    DENSE,
+    INDEX,
+    StoreIndex,
+    fingerprint,
+    is_stale,
+    read_dense,
+    read_index,
+    write_store,
+)
 from ssd_infer.experts.layout import MATRICES, MoeLayer, moe_layers, why_not
 from ssd_infer.experts.resident import ResidentSet
 from ssd_infer.experts.store import Access, DiskStore, ExpertStore, MemoryStore
@@ -138,7 +148,8 @@ def make_store(checkpoint: str | Path, folder: str | Path | None = None) -> Stor
     """
     loaded = load(checkpoint, device="cpu")
     layers = _routed(loaded.model)
-    return write_store(loaded.model, layers, Path(folder) if folder else Path(checkpoint) / FOLDER)
+    place = Path(folder) if folder else Path(checkpoint) / FOLDER
+    return write_store(loaded.model, layers, place, fingerprint(Path(checkpoint)))
 
 
 def load_offloaded(
@@ -156,13 +167,15 @@ def load_offloaded(
     `budget` up to 1 is a share of all expert bytes. The experts are never in memory together, not even while loading.
     Raises ConfigError for a budget below the need of one token in one layer, CheckpointError for an unusable store.
     """
-    from safetensors.torch import load_file
-
     folder = Path(store) if store else Path(checkpoint) / FOLDER
     disk = DiskStore(folder, access)
     model = _skeleton(str(checkpoint), disk)
-    dense = {name: part.clone() for name, part in load_file(str(folder / DENSE)).items()}
-    lost, unknown = model.load_state_dict(dense, strict=False, assign=True)
+    if is_stale(disk.index, Path(checkpoint)):
+        raise CheckpointError(
+            f"experts.store: {str(folder)!r} was written from other weights than {str(checkpoint)!r} holds now; "
+            "write it again with ssd_infer.experts.offload.make_store"
+        )
+    lost, unknown = model.load_state_dict(read_dense(folder), strict=False, assign=True)
     lost = [name for name in lost if not name.endswith(MATRICES)]
     model.tie_weights()
     lost = [name for name in lost if model.get_parameter(name).is_meta]
@@ -179,12 +192,14 @@ def load_offloaded(
 
 
 def evaluation_model(checkpoint: str, budget: float, dtype: str, device: str | None) -> Loaded:
-    """Return `checkpoint` with its experts on disk; writes the store first where there is none.
+    """Return `checkpoint` with its experts on disk; writes the store first where there is none of these weights.
 
     Raises ConfigError unless the store holds experts of `dtype`: they are read as they are, not converted.
     """
     folder = Path(checkpoint) / FOLDER
-    index = read_index(folder) if folder.exists() else make_store(checkpoint)
+    index = read_index(folder) if (folder / INDEX).exists() else None
+    if index is None or is_stale(index, Path(checkpoint)):
+        index = make_store(checkpoint)
     if index.dtype != getattr(torch, dtype):
         name = str(index.dtype).removeprefix("torch.")
         rule = f"must be {name}, which the experts on disk are"
@@ -229,12 +244,12 @@ def offload_to_memory(
 
 def budget_bytes(budget: float, total: int) -> int:
     """Return `budget` in bytes, of `total` where it is a share; raises ConfigError for one that is no size."""
-    if not budget > 0:
+    if not 0 < budget < math.inf:
         raise ConfigError(
             [
                 Problem(
                     "experts.budget",
-                    "must be above 0: a share of all expert bytes, or bytes",
+                    "must be above 0 and finite: a share of all expert bytes, or bytes",
                     budget,
                     "try 0.25",
                 )

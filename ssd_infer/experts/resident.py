@@ -6,6 +6,7 @@ expert that was computed with may leave, one that is still needed may not. So a 
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -81,13 +82,20 @@ class ResidentSet:
         self._error: BaseException | None = None
         self._active = 0
         self._readers = readers
+        self._process = os.getpid()
         self._threads = ThreadPoolExecutor(readers, thread_name_prefix="ssd-experts")
 
     def visit(self, layer: int, tokens: Mapping[int, int]) -> Iterator[tuple[int, Matrices]]:
         """Yield every expert of `tokens` (expert → tokens that use it) with its matrices, as they become available.
 
-        The matrices are valid until the next one is asked for. Raises what the store raised.
+        The matrices are valid until the next one is asked for. Raises what the store raised, and RuntimeError in a
+        forked process, which has no reader threads and would wait for ever.
         """
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                "experts: this model was loaded before the process was forked, and its reader threads stayed with the "
+                "parent; load it in this process, or start processes with `spawn`"
+            )
         with self._lock:
             ready, waiting = self._ask(layer, tokens)
         try:
@@ -175,8 +183,9 @@ class ResidentSet:
             self._pump()
 
     def _leave(self, layer: int, experts: Iterable[int]) -> None:
-        """End a visit: nothing is pinned, leased or waited for. Takes the lock."""
+        """End a visit: nothing is pinned, leased or waited for, and no further failure is its. Takes the lock."""
         with self._lock:
+            self._error = None
             for expert in experts:
                 self._used((layer, expert))
             self._leased = None
@@ -293,9 +302,7 @@ class ResidentSet:
             self.counters.reads += 1
             self.counters.bytes += self.store.expert_bytes
         else:
-            if (
-                not slot.ahead or key in self._pinned
-            ):  # otherwise whoever asks for it will read, and fail, again
+            if key in self._pinned:  # otherwise whoever asks for it will read, and fail, again
                 self._error = error
             self._slots.pop(key)
             self._held[key[0]] -= 1

@@ -6,13 +6,14 @@ import contextlib
 import errno
 import mmap
 import os
+import weakref
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
 
-from ssd_infer.errors import CheckpointError
+from ssd_infer.errors import CheckpointError, ConfigError, Problem
 from ssd_infer.experts.files import StoreIndex, read_index
 from ssd_infer.experts.layout import MoeLayer
 
@@ -88,7 +89,13 @@ class DiskStore:
     """
 
     def __init__(self, folder: Path, access: Access = "direct") -> None:
-        """Open the store in `folder`; raises CheckpointError when it is missing, damaged, or cannot be read so."""
+        """Open the store in `folder`; raises CheckpointError when it is missing, damaged, or cannot be read so.
+
+        Raises ConfigError for an `access` that does not exist.
+        """
+        if access not in get_args(Access):
+            choices = f"choose from {', '.join(get_args(Access))}"
+            raise ConfigError([Problem("experts.access", "is not a way to read", access, choices)])
         self.index: StoreIndex = read_index(folder)
         self.shapes, self.dtype = self.index.shapes, self.index.dtype
         self.expert_bytes = self.index.expert_bytes
@@ -106,6 +113,7 @@ class DiskStore:
             raise CheckpointError(
                 f"experts.store: cannot open {str(self.index.path)!r} ({error.strerror}){hint}"
             ) from error
+        self._closing = weakref.finalize(self, os.close, self._file)
 
     def buffers(self, count: int) -> list[ExpertBuffer]:
         """Return room for `count` experts; one that does not begin at a page is read with its neighbours' ends."""
@@ -141,8 +149,8 @@ class DiskStore:
         )
 
     def close(self) -> None:
-        """Close the file."""
-        os.close(self._file)
+        """Close the file, which otherwise happens when nobody holds the store any more."""
+        self._closing()
 
 
 class MemoryStore:

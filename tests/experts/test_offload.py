@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -190,10 +192,14 @@ def test_a_budget_below_one_layers_need_is_refused(store: tuple[Path, list[list[
     folder, _ = store
     with pytest.raises(ConfigError, match=r"experts\.budget: must hold the 4 experts.*try 0\.167"):
         load_offloaded(folder, 0.1)
-    with pytest.raises(ConfigError, match=r"experts\.budget: must be above 0"):
-        load_offloaded(folder, 0)
+    for budget in (0, math.nan, math.inf):
+        with pytest.raises(ConfigError, match=r"experts\.budget: must be above 0"):
+            load_offloaded(folder, budget)
     with pytest.raises(ConfigError, match=r"experts\.policy"):
         load_offloaded(folder, 0.5, policy="mru")
+    access: Any = "Direct"
+    with pytest.raises(ConfigError, match=r"experts\.access: is not a way to read.*direct, drop, cached"):
+        load_offloaded(folder, 0.5, access=access)
 
 
 def test_a_store_cut_short_in_the_middle_of_a_generation_is_an_error_and_no_text(tmp_path: Path) -> None:
@@ -213,6 +219,85 @@ def test_a_store_cut_short_in_the_middle_of_a_generation_is_an_error_and_no_text
     assert len(seen) < 16
 
 
+def test_a_forked_process_is_told_so_instead_of_waiting(
+    store: tuple[Path, list[list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = store
+    loaded, _ = offloaded(folder, 0.5)
+    monkeypatch.setattr("ssd_infer.experts.resident.os.getpid", lambda: -1)
+    with pytest.raises(RuntimeError, match="before the process was forked"):
+        run(loaded)
+
+
+def test_a_failed_pass_leaves_no_failure_behind(
+    store: tuple[Path, list[list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two reads fail, the second after the pass has ended with the first; the disk is well again afterwards."""
+    folder, _ = store
+    disk, ended = DiskStore(folder / "experts"), threading.Event()
+    resident = ResidentSet(disk, 6 * disk.expert_bytes, TOP_K)
+
+    def fail(key: tuple[int, int], _into: Any) -> None:
+        if key[1]:
+            assert ended.wait(10)
+        raise CheckpointError(f"expert {key[1]}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "read", fail)
+        with pytest.raises(CheckpointError, match="expert 0"):
+            list(resident.visit(0, {0: 1, 1: 1}))
+        ended.set()
+        deadline = time.monotonic() + 10
+        while resident._active:
+            assert time.monotonic() < deadline, "the readers are stuck"
+            time.sleep(1e-3)
+    assert [expert for expert, _ in resident.visit(0, {2: 1, 1: 1})] != []
+
+
+def test_a_store_of_earlier_weights_is_refused_and_an_evaluation_writes_it_again(tmp_path: Path) -> None:
+    model = build_moe(dtype=torch.float32)
+    model.save_pretrained(tmp_path)
+    evaluation_model(str(tmp_path), 0.5, "float32", "cpu")
+    with torch.no_grad():
+        for part in model.parameters():
+            part.mul_(1.5)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="was written from other weights"):
+        load_offloaded(tmp_path, 0.5)
+    loaded = evaluation_model(str(tmp_path), 0.5, "float32", "cpu")
+    assert run(loaded, rows=ROWS[:1]).sequences == greedy(model, ROWS[:1])
+
+
+def test_a_store_written_anew_leaves_its_readers_the_old_one(tmp_path: Path) -> None:
+    expected = greedy(stored(tmp_path), ROWS[:1])
+    loaded, _ = offloaded(tmp_path, 0.2)
+    other = build_moe()
+    with torch.no_grad():
+        for part in other.parameters():
+            part.mul_(1.5)
+    other.save_pretrained(tmp_path)
+    make_store(tmp_path)
+    assert run(loaded, rows=ROWS[:1]).sequences == expected
+    assert not list((tmp_path / "experts").glob("*.part"))
+
+
+def test_a_store_that_could_not_be_replaced_stays_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = greedy(stored(tmp_path), ROWS[:1])
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("safetensors.torch.save_file", full)
+        with pytest.raises(OutputError, match="No space left on device"):
+            make_store(tmp_path)
+    assert sorted(path.name for path in (tmp_path / "experts").iterdir()) == sorted((DENSE, EXPERTS, INDEX))
+    loaded, _ = offloaded(tmp_path, 0.5)
+    assert run(loaded, rows=ROWS[:1]).sequences == expected
+
+
 def test_damaged_and_missing_stores_are_refused(tmp_path: Path) -> None:
     stored(tmp_path)
     path = tmp_path / "experts" / EXPERTS
@@ -227,6 +312,15 @@ def test_damaged_and_missing_stores_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no readable expert store"):
         load_offloaded(tmp_path, 0.5)
     path.write_bytes(whole)
+    dense = tmp_path / "experts" / DENSE
+    content = dense.read_bytes()
+    dense.write_bytes(content[:-5])
+    with pytest.raises(CheckpointError, match=r"dense\.safetensors' cannot be read"):
+        load_offloaded(tmp_path, 0.5)
+    dense.unlink()
+    with pytest.raises(CheckpointError, match=r"dense\.safetensors' cannot be read"):
+        load_offloaded(tmp_path, 0.5)
+    dense.write_bytes(content)
     (tmp_path / "experts" / INDEX).write_text('{"version": 9, "shapes": [[1, 2]]}')
     with pytest.raises(CheckpointError, match=r"experts\.store"):
         load_offloaded(tmp_path, 0.5)
@@ -299,9 +393,27 @@ def test_an_evaluation_makes_the_store_and_keeps_to_its_precision(tmp_path: Path
         evaluation_model(str(tmp_path), 0.5, "bfloat16", "cpu")
 
 
+def test_the_file_is_closed_with_its_store(store: tuple[Path, list[list[int]]]) -> None:
+    import gc
+
+    def opened() -> int:
+        return sum(
+            EXPERTS in str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()
+        )
+
+    folder, _ = store
+    gc.collect()
+    before = opened()
+    loaded, resident = offloaded(folder, 0.5)
+    run(loaded)
+    assert opened() == before + 1
+    del loaded, resident
+    gc.collect()
+    assert opened() == before
+
+
 def test_readers_stop_with_the_set_they_read_for(store: tuple[Path, list[list[int]]]) -> None:
     import gc
-    import threading
 
     folder, _ = store
     disk = DiskStore(folder / "experts")

@@ -227,7 +227,9 @@ def test_a_promise_is_raced_against_plain_decoding(
         ({"eps": 0.0}, "eps"),
         ({"confidence": 1.0}, "confidence"),
         ({"tau_accept": -0.1}, "tau_accept"),
-        ({"mode": "fast"}, "mode"),
+        ({"tau_accept": math.nan}, "tau_accept"),
+        ({"k_draft": 1.5}, "k_draft: must be an integer or 'auto'"),
+        ({"mode": "fast"}, "mode: must be 'lossless' or 'adaptive'"),
     ],
 )
 def test_bad_parameters_are_named(params: dict[str, Any], key: str) -> None:
