@@ -177,6 +177,9 @@ def _params(loaded: Loaded, name: str | None, given: Mapping[str, Any]) -> CTCDr
 
 def _loaded(model: nn.Module | Loaded) -> Loaded:
     """Return model and processor; a bare model finds its processor where it was loaded from."""
+    if not isinstance(model, Loaded) and getattr(model, "config", None) is None:
+        rule, given = "must be a speech model for transcribe", type(model).__name__
+        raise ConfigError([Problem("model", rule, given, "pass ssd_infer.load(DIR)")])
     loaded = model if isinstance(model, Loaded) else Loaded(model, None, "", kind_of(model.config))
     if kind_of(loaded.model.config) != "speech":
         rule = "must be a speech model for transcribe"

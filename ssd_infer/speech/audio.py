@@ -86,7 +86,12 @@ def from_array(waveform: Any, sampling_rate: Any, rate: int, name: str = "audio"
         raise AudioError(
             f"{name}: the sampling rate must be {RATES[0]} to {RATES[1]} Hz (got {sampling_rate!r})"
         )
-    values = waveform.detach().cpu().float().numpy() if _is_float_tensor(waveform) else np.asarray(waveform)
+    try:
+        values = (
+            waveform.detach().cpu().float().numpy() if _is_float_tensor(waveform) else np.asarray(waveform)
+        )
+    except ValueError as error:
+        raise AudioError(f"{name}: must be numbers of shape (N,) or (N, channels) ({error})") from error
     if values.dtype.kind == "i":
         values = values / float(-np.iinfo(values.dtype).min)
     if values.dtype.kind != "f" or values.ndim not in (1, 2):

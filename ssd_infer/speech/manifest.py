@@ -53,7 +53,7 @@ def read_manifest(path: str | Path) -> list[Line]:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: must be a manifest of JSON lines ({error})") from error
-    lines = [_line(path, number, raw) for number, raw in enumerate(text.splitlines(), 1) if raw.strip()]
+    lines = [_line(path, number, raw) for number, raw in enumerate(text.split("\n"), 1) if raw.strip()]
     if not lines:
         raise DataError(f'{path}: holds no lines; each must read {{"audio": PATH, "text": WORDS}}')
     return lines

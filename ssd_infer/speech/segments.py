@@ -30,7 +30,8 @@ class Segment:
 
 def segments(audio: Audio, owner: int, longest: float) -> Iterator[Segment]:
     """Yield the parts of `audio` in order, each at most `longest` seconds; together they are all of it."""
-    most, start, total = int(longest * audio.rate), 0, len(audio.samples)
+    start, total = 0, len(audio.samples)
+    most = int(min(longest * audio.rate, total))
     while start < total:
         end = total if total - start <= most else start + _quietest(audio.samples[start:], most, audio.rate)
         part = audio.samples[start:end]

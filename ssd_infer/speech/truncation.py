@@ -26,7 +26,10 @@ def lost_part(file: BinaryIO, sound: Any) -> str | None:
     """Say what is missing of the recording `file`, open as the SoundFile `sound`; None if it is whole."""
     if sound.format == "OGG":
         return None if _ogg_ends(file) else "no end-of-stream page"
-    promised, held = _chunk(file) or _noted(sound.extra_info) or (0, 0)
+    if sound.format == "CAF":
+        promised, held = _core_audio(file)
+    else:
+        promised, held = _chunk(file) or _noted(sound.extra_info) or (0, 0)
     return f"{held} of {promised} bytes" if held < promised and not _streamed(promised) else None
 
 
@@ -45,6 +48,21 @@ def _chunk(file: BinaryIO) -> tuple[int, int] | None:
             return size, end - file.tell()
         file.seek(size + size % 2, 1)
     return None
+
+
+def _core_audio(file: BinaryIO) -> tuple[int, int]:
+    """Return the promised and the present size of a CAF file up to the first chunk that is not whole.
+
+    The samples need not come last: their table of packets may follow them. A size of −1 means all that is left.
+    """
+    end = file.seek(0, 2)
+    file.seek(8)
+    while len(head := file.read(12)) == 12:
+        (size,) = struct.unpack(">4xq", head)
+        if size < 0 or size > end - file.tell():
+            return max(size, 0), end - file.tell()
+        file.seek(size, 1)
+    return 0, 0
 
 
 def _noted(log: str) -> tuple[int, int] | None:

@@ -116,6 +116,14 @@ def test_an_ogg_stream_must_end(tmp_path: Path, kind: str, share: float) -> None
         read_audio(cut(path, share), RATE)
 
 
+@pytest.mark.parametrize("kind", ["PCM_16", "ALAC_16"])
+def test_a_core_audio_file_must_be_whole(tmp_path: Path, kind: str) -> None:
+    path = write(tmp_path / "a.caf", np.random.default_rng(0).normal(0, 0.1, 200_000), subtype=kind)
+    assert read_audio(path, RATE).seconds == 12.5
+    with pytest.raises(AudioError, match=r"cut off \(got \d+ of \d+ bytes\)"):
+        read_audio(cut(path, 0.9999), RATE)
+
+
 def test_a_flac_file_must_hold_the_samples_it_promises(tmp_path: Path) -> None:
     path = write(tmp_path / "a.flac", tone())
     whole = bytearray(path.read_bytes())
@@ -189,6 +197,7 @@ def test_arrays_of_every_usual_form() -> None:
         (np.zeros((2, 3, 4)), RATE, "shape"),
         (np.array(["a"]), RATE, "must be numbers"),
         (np.zeros((300, 400)), RATE, "channels"),
+        ([[0.1], [0.1, 0.2]], RATE, "must be numbers of shape"),
     ],
 )
 def test_arrays_that_are_no_audio(waveform: np.ndarray, rate: int, words: str) -> None:

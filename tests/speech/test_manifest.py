@@ -37,6 +37,14 @@ def test_what_is_saved_is_read(tmp_path: Path) -> None:
         assert torch.allclose(item.samples, want.samples, atol=1e-4)
 
 
+def test_only_a_newline_ends_a_line(tmp_path: Path) -> None:
+    (tmp_path / "m.jsonl").write_text(
+        '{"audio": "a.wav", "text": "a\u2028b\u0085c"}\r\n\n', "utf-8", newline=""
+    )
+    (line,) = read_manifest(tmp_path / "m.jsonl")
+    assert (line.text, line.number) == ("a\u2028b\u0085c", 1)
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [

@@ -51,6 +51,9 @@ def test_a_function_and_a_module_of_one_name() -> None:
     assert callable(ssd_infer.transcribe)
     with pytest.raises(ConfigError, match="must be a speech model"):
         ssd_infer.transcribe(build_model(), noise(1.0), RATE)
+    for wrong in (None, "outputs/step-1"):
+        with pytest.raises(ConfigError, match=r"must be a speech model .* pass ssd_infer.load\(DIR\)"):
+            ssd_infer.transcribe(wrong, noise(1.0), RATE)
 
 
 def test_many_recordings_at_once_are_what_each_is_alone(loaded: Any) -> None:
@@ -110,6 +113,11 @@ def test_no_part_is_too_short_to_hear(seconds: float) -> None:
     parts = list(segments(Audio(torch.from_numpy(noise(seconds)), RATE, "a"), 0, 15.0))
     assert sum(len(part.samples) for part in parts) == int(seconds * RATE)
     assert all(3.0 * RATE <= len(part.samples) <= 15 * RATE for part in parts)
+
+
+def test_parts_may_be_longer_than_any_recording() -> None:
+    (part,) = segments(Audio(torch.from_numpy(noise(3.0)), RATE, "a"), 0, 1e308)
+    assert len(part.samples) == 3 * RATE
 
 
 def test_sixty_minutes(loaded: Any) -> None:

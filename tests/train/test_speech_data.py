@@ -86,8 +86,11 @@ def test_a_few_bad_utterances_are_counted_and_many_are_refused(caplog: pytest.Lo
 
 
 def test_kept_text_is_lower_case_and_single_spaced() -> None:
-    (kept,) = _screen().keep([_utterance(1.0, " Good  MORNING ")], Tally("corpus"))
+    (kept,) = _screen().keep([_utterance(1.0, " Good\t\u00a0  MORNING\n")], Tally("corpus"))
     assert kept.text == "good morning"
+    assert [item.text for item in _screen().keep([_utterance(0.12, "a" + 20 * " " + "b")], Tally("c"))] == [
+        "a b"
+    ]
 
 
 # -- batches ----------------------------------------------------------------------------------------------------------
@@ -167,6 +170,20 @@ def test_parts_of_a_manifest_share_no_clip(tmp_path: Path) -> None:
     assert len(files) == len(set(files)) == 48
     speakers = {line.more["speaker"] for name in ("train", "dev", "test") for line in parts[name]}
     assert speakers == {"ann"}
+
+
+@pytest.mark.parametrize("split", ["validation", "Test", 3])
+def test_a_split_of_another_name_is_not_trained_on(tmp_path: Path, split: object) -> None:
+    path = write_clips(tmp_path)
+    first, *others = path.read_text().splitlines()
+    path.write_text("\n".join([*others, json.dumps(json.loads(first) | {"split": split})]))
+    with pytest.raises(DataError, match=rf"line 48: 'split' must be .* \(got {split!r}\)"):
+        manifest_source(manifest_config(path), seed=0)
+
+
+def test_an_unknown_speaker_cannot_be_left_out(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"data.leave_out: .* \(got 'bop'\); did you mean 'bob'\?"):
+        manifest_source(manifest_config(write_clips(tmp_path), leave_out="bop"), seed=0)
 
 
 def test_strings_are_of_one_speaker_and_the_same_each_time(tmp_path: Path) -> None:

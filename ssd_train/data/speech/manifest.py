@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ssd_infer.checks import suggest
 from ssd_infer.errors import DataError
 from ssd_infer.speech.audio import AudioError, read_audio
 from ssd_infer.speech.manifest import Line, Utterance, read_manifest
@@ -20,6 +21,8 @@ from ssd_train.config.schema_speech import ManifestSpeechConfig
 from ssd_train.data.sources import content_share
 from ssd_train.data.speech.screening import Screen, Tally
 from ssd_train.data.speech.sources import SpeechSource, Stream
+
+SPLITS = (None, "train", "dev", "test")
 
 
 def manifest_source(cfg: ManifestSpeechConfig, seed: int) -> SpeechSource:
@@ -30,6 +33,7 @@ def manifest_source(cfg: ManifestSpeechConfig, seed: int) -> SpeechSource:
     """
     lines = read_manifest(cfg.path)
     parts = split_lines(cfg, lines)
+    _require_speaker(cfg, lines)
     for name, part in parts.items():
         if not part:
             raise DataError(
@@ -56,12 +60,29 @@ def manifest_source(cfg: ManifestSpeechConfig, seed: int) -> SpeechSource:
     )
 
 
+def _require_speaker(cfg: ManifestSpeechConfig, lines: Sequence[Line]) -> None:
+    speakers = {str(line.more.get("speaker", "")) for line in lines} - {""}
+    if cfg.leave_out is not None and cfg.leave_out not in speakers:
+        remedy = suggest(cfg.leave_out, speakers)
+        raise DataError(
+            f"data.leave_out: must be a speaker of the manifest (got {cfg.leave_out!r}); {remedy}"
+        )
+
+
 def split_lines(cfg: ManifestSpeechConfig, lines: Sequence[Line]) -> dict[str, list[Line]]:
-    """Return the lines by part: train, dev, test and, where a speaker is left out, test_speaker."""
+    """Return the lines by part: train, dev, test and, where a speaker is left out, test_speaker.
+
+    Raises DataError for a `split` of another name: such lines would be trained on unnoticed.
+    """
     parts: dict[str, list[Line]] = {"train": [], "dev": [], "test": []}
     if cfg.leave_out is not None:
         parts["test_speaker"] = []
     for line in lines:
+        if (split := line.more.get("split")) not in SPLITS:
+            raise DataError(
+                f'{cfg.path}, line {line.number}: \'split\' must be "train", "dev" or "test" (got {split!r}); '
+                "rename it, or leave it out"
+            )
         parts[_part(cfg, line)].append(line)
     if not any(line.more.get("split") == "test" for line in lines):
         parts["test"] = parts["dev"]

@@ -91,8 +91,9 @@ class Screen:
         """Yield what can be learned from, in lower case and single spaces, and count the rest in `tally`."""
         for item in utterances:
             tally.seen += 1
-            problem = self.problem(len(item.samples), item.text)
+            text = " ".join(item.text.lower().split())
+            problem = self.problem(len(item.samples), text)
             if problem is None:
-                yield replace(item, text=" ".join(item.text.lower().split()))
+                yield replace(item, text=text)
             else:
                 tally.skip(problem, item.name)
