@@ -200,7 +200,7 @@ def _scores(queries: Tensor, keys: Tensor) -> Tensor:
 def _weigh(probs: Tensor, values: Tensor, out: Tensor) -> None:
     """Write the mean of values `(b, h, S, D)` under `probs` `(b, h, M, S)` to `out` `(b, h, M, D)`."""
     if not pays(probs, probs.shape[-2] * values.shape[-2] * values.shape[-1]):
-        torch.matmul(probs, values, out=out)
+        out.copy_(probs @ values)  # which may be of autocast's precision
         return
     for row in range(probs.shape[0]):
         for head in range(probs.shape[1]):

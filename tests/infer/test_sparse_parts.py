@@ -153,6 +153,16 @@ def test_low_precision_stays_near(tensors: tuple[Tensor, Tensor, Tensor], dtype:
     torch.testing.assert_close(out.double(), expected, atol=0.04, rtol=0)
 
 
+def test_autocast_does_not_stop_attention(tensors: tuple[Tensor, Tensor, Tensor]) -> None:
+    query, key, value = (part.float() for part in tensors)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = window_attention(
+            0, query, key[:, :, :35], value[:, :, :35], 0.3, Window(geometry(), STARTS, T), None
+        )
+    expected, _ = dense(query.double(), key[:, :, :35].double(), value[:, :, :35].double(), 0.3, STARTS)
+    torch.testing.assert_close(out.double(), expected, atol=0.04, rtol=0)
+
+
 def test_prefill_attention_is_causal(tensors: tuple[Tensor, Tensor, Tensor]) -> None:
     query, key, value = tensors
     out = prefill_attention(query, key[:, :, :T], value[:, :, :T], 0.3)
