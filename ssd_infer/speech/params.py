@@ -95,6 +95,11 @@ def parse(
     plain = {"theta_ctc": RELATIVE_THETA_CTC * math.log(vocab_size), "theta_lm": PLAIN_THETA_LM}
     chosen = {key: value for key, value in given.items() if key in known and value != AUTO}
     values = plain | dict(calibrated or {}) | VARIANTS.get(name, {}) | chosen
+    if name == "ctc_draft:lossless" and values["accept"] != "greedy":
+        remedy = "leave it out, or decode with draft=ctc_draft"
+        checks.fail(
+            "accept", f"must be greedy in {name}, whose output is plain decoding's", values["accept"], remedy
+        )
     _check(values, checks)
     checks.finish()
     return replace(CTCDraftParams(), **values)

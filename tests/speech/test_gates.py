@@ -211,3 +211,9 @@ def test_thresholds_come_from_the_call_then_the_calibration_then_the_vocabulary(
     assert parse("ctc_draft:verify_only", {}, 31, found).theta_ctc is None
     assert parse("ctc_draft:gate_only", {}, 31, found).theta_lm > 1
     assert canonical("ctc_draft+lossless") == "ctc_draft:lossless"
+
+
+def test_the_lossless_name_is_kept_for_lossless_decoding() -> None:
+    assert parse("ctc_draft:lossless", {"accept": "greedy"}, VOCAB).accept == "greedy"
+    with pytest.raises(ConfigError, match=r"draft_params.accept.*must be greedy.*draft=ctc_draft"):
+        parse("ctc_draft:lossless", {"accept": "relaxed"}, VOCAB)
