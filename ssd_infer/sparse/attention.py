@@ -31,6 +31,9 @@ BACKEND = "ssd_grouped"
 _BLOCK_BYTES = 2 << 20
 """Scores of a block of rows."""
 _FEW = 6
+"""Queries that are taken as columns."""
+_LARGE = 3 << 19
+"""Multiplications from which the heads of a row go one by one."""
 _ALIGN = 64
 _FLEX_FROM = 256 << 20
 _UNKNOWN = ("softcap", "s_aux", "position_bias")
@@ -184,8 +187,11 @@ def _blocks(folded: Tensor, window: Window) -> Iterator[tuple[slice, slice]]:
 
 
 def _alone(folded: Tensor, slots: int) -> bool:
-    """Tell whether products of one head and `slots` slots should go one by one, through the faster library."""
-    return pays(folded, folded.shape[-2] * folded.shape[-1] * slots)
+    """Tell whether products of one head and `slots` slots should go one by one: large ones, in float32 and wider.
+
+    Either library is faster so than with a batch of them, and only so can oneDNN be asked for.
+    """
+    return folded.dtype.itemsize > 2 and folded.shape[-2] * folded.shape[-1] * slots >= _LARGE
 
 
 def _scores(queries: Tensor, keys: Tensor) -> Tensor:

@@ -91,6 +91,7 @@ def test_window_attention_is_dense_attention(
     """Whether cut into blocks of rows, computed head by head, or with the few queries of a plain step as columns."""
     monkeypatch.setattr(attention, "_BLOCK_BYTES", block)
     monkeypatch.setattr(attention, "_FEW", few)
+    monkeypatch.setattr(attention, "_alone", lambda *_: alone)
     monkeypatch.setattr(attention, "pays", lambda *_: alone)
     query, key, value = tensors
     window, ear = Window(geometry(), STARTS, T), Ear()
@@ -193,6 +194,7 @@ def test_pillar_scores_are_the_papers(tensors: tuple[Tensor, Tensor, Tensor]) ->
 def test_vegas_averages_first_and_last_query_over_all_heads(
     tensors: tuple[Tensor, Tensor, Tensor], monkeypatch: pytest.MonkeyPatch, alone: bool
 ) -> None:
+    monkeypatch.setattr(attention, "_alone", lambda *_: alone)
     monkeypatch.setattr(attention, "pays", lambda *_: alone)
     query, key, value = tensors
     vegas = Vegas(shape(), Budget(0.1, 4))
