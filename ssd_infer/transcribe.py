@@ -70,7 +70,7 @@ def run(cfg: DictConfig) -> int:
             failures += 1
         else:
             show(file, out)
-    show_not_tried(not_tried(where))
+    show_not_tried(not_tried(where, files))
     return int(failures > 0)
 
 

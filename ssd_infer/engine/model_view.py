@@ -6,7 +6,8 @@ import inspect
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, Self, cast
+from functools import wraps
+from typing import Any, ClassVar, Self, TypeVar, cast
 
 import torch
 from torch import nn
@@ -75,10 +76,26 @@ class ModelView:
         raise NotImplementedError
 
 
+_View = TypeVar("_View", bound=ModelView)
+
+
 def _parts(model: nn.Module) -> list[tuple[nn.Module, type, Any]]:
     """List the modules below `model`, of which class, and what replaced the forward of some: what a view is made of."""
     parts = (module for module in model.modules() if module is not model)
     return [(module, type(module), vars(module).get("forward")) for module in parts]
+
+
+def once(ask: Callable[[_View], str | None]) -> Callable[[_View], str | None]:
+    """Remember the answer of `ask` for each view; a model whose modules were replaced gets another view."""
+    known: weakref.WeakKeyDictionary[_View, str | None] = weakref.WeakKeyDictionary()
+
+    @wraps(ask)
+    def answer(view: _View) -> str | None:
+        if view not in known:
+            known[view] = ask(view)
+        return known[view]
+
+    return answer
 
 
 def cache_keyword(forward: Callable[..., Any]) -> str:

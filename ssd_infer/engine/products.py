@@ -47,13 +47,18 @@ def product(
     return functional.linear(hidden, weight, bias)
 
 
+def large(work: int) -> bool:
+    """Tell whether `work` multiplications earn back what a call of oneDNN costs."""
+    return work >= _WORK
+
+
 def pays(hidden: Tensor, work: int, least: int | None = None) -> bool:
     """Tell whether `product` leaves `functional.linear` for `work` multiplications with `hidden`.
 
     It does for float32 in CPU memory without gradients or autocast, where oneDNN is faster.
     """
     return (
-        work >= (_WORK if least is None else least)
+        (large(work) if least is None else work >= least)
         and hidden.dtype is torch.float32
         and hidden.device.type == "cpu"
         and not torch.is_grad_enabled()
@@ -118,7 +123,7 @@ class _Linear(nn.Linear):
 
 
 def _worth(weight: Tensor, rows: int) -> bool:
-    return weight.dtype is torch.float32 and weight.device.type == "cpu" and weight.numel() * rows >= _WORK
+    return weight.dtype is torch.float32 and weight.device.type == "cpu" and large(weight.numel() * rows)
 
 
 @cache

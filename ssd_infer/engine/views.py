@@ -7,7 +7,6 @@ whatever happens while a view drafts. A layer that loses both sublayers is None:
 from __future__ import annotations
 
 import copy
-import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -15,6 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from ssd_infer.engine.model_view import once
 from ssd_infer.engine.target import Target
 from ssd_infer.engine.window import Window
 
@@ -120,20 +120,13 @@ def _norms(layer: nn.Module) -> dict[str, str]:
     return _POST_NORM if names == set(_POST_NORM.values()) else {}
 
 
-_reasons: weakref.WeakKeyDictionary[nn.Module, str | None] = weakref.WeakKeyDictionary()
-
-
-def why_not(target: Target) -> str | None:
-    """Return None when sublayers of `target` can be left out exactly, otherwise the reason in one sentence."""
-    model = target.model
-    if model not in _reasons:
-        _reasons[model] = _examine(target)
-    return _reasons[model]
-
-
+@once
 @torch.inference_mode()
-def _examine(target: Target) -> str | None:
-    """Look for both sublayers, then check that a layer without them passes its input on unchanged."""
+def why_not(target: Target) -> str | None:
+    """Return None when sublayers of `target` can be left out exactly, otherwise the reason in one sentence.
+
+    Look for both sublayers, then check that a layer without them passes its input on unchanged.
+    """
     for layer in target.layers:
         if not {"self_attn", "mlp"} <= set(layer._modules):
             return f"{type(layer).__name__} has no `self_attn` and `mlp` that could be skipped one by one"

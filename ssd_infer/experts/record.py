@@ -62,10 +62,6 @@ class Rounds:
 
     rounds: list[Round] = field(default_factory=list)
 
-    def play(self, rule: Rule) -> list[tuple[int, int]]:
-        """Return (emitted, drafted) of each round that `rule` would have made of the same text."""
-        return play(self.text(), rule)
-
     def text(self) -> list[tuple[float, bool]]:
         """Return (confidence, right) of the draft for every emitted token.
 

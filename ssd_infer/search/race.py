@@ -33,12 +33,18 @@ _known: weakref.WeakKeyDictionary[nn.Module, dict[_Key, list[tuple[float, ...]]]
 def measured_speedup(
     target: Target, strategy: type[Drafter], params: DraftParams, prompts: list[list[int]], do_sample: bool
 ) -> float:
-    """Return the median speedup of `PAIRS` plain and drafting decodings of the same prompt and seed.
+    """Return the median speedup of `PAIRS` plain and drafting decodings of the same prompt and seed."""
+    return raced_speedups(target, strategy, [params], prompts, do_sample, PAIRS, _median)[0]
 
-    They are run the first time they are asked for in these surroundings.
-    """
-    timed = _race(target, strategy, [params], prompts, do_sample, PAIRS)
-    return median(plain / draft for plain, draft in timed)
+
+def _pooled(plain: Sequence[float], draft: Sequence[float]) -> float:
+    """Return the speedup of all turns' seconds together: what a user gains where few prompts gain much."""
+    return sum(plain) / sum(draft)
+
+
+def _median(plain: Sequence[float], draft: Sequence[float]) -> float:
+    """Return the median speedup of a turn, which noise moves less."""
+    return median(first / second for first, second in zip(plain, draft, strict=True))
 
 
 def raced_speedups(
@@ -48,26 +54,13 @@ def raced_speedups(
     prompts: list[list[int]],
     do_sample: bool,
     turns: int,
+    summary: Callable[[Sequence[float], Sequence[float]], float] = _pooled,
 ) -> list[float]:
     """Return each entrant's speedup in a race of all of them and plain decoding, every one with the same prompts.
 
-    All turns' seconds count together: noise moves a median less, but this is what a user gains where few prompts gain
-    much and many little.
+    `summary` makes it of the plain and the entrant's seconds of all turns. They race the first time it is asked for in
+    these surroundings.
     """
-    timed = _race(target, strategy, entrants, prompts, do_sample, turns)
-    plain, *drafts = (sum(spent) for spent in zip(*timed, strict=True))
-    return [plain / draft for draft in drafts]
-
-
-def _race(
-    target: Target,
-    strategy: type[Drafter],
-    entrants: Sequence[DraftParams],
-    prompts: list[list[int]],
-    do_sample: bool,
-    turns: int,
-) -> list[tuple[float, ...]]:
-    """Return seconds of plain decoding and of every entrant, for each turn; raced once in these surroundings."""
 
     def decoded(turn: int, contender: int) -> float:
         sampler = Sampler(SamplingParams(do_sample=do_sample), target.device, seed=turn)
@@ -81,7 +74,8 @@ def _race(
     key = (strategy.name, tuple(map(repr, entrants)), do_sample, surroundings_key(target))
     if key not in races:
         races[key] = _timed(turns, 1 + len(entrants), decoded)
-    return races[key]
+    plain, *drafts = zip(*races[key], strict=True)
+    return [summary(plain, draft) for draft in drafts]
 
 
 def _timed(turns: int, contenders: int, decoded: Callable[[int, int], float]) -> list[tuple[float, ...]]:

@@ -21,7 +21,7 @@ from torch.nn import functional
 from transformers import AttentionInterface
 
 from ssd_infer.engine.cache import RowCache
-from ssd_infer.engine.products import pays, product
+from ssd_infer.engine.products import large, pays, product
 from ssd_infer.engine.window import Window
 from ssd_infer.errors import UnsupportedModelError
 from ssd_infer.sparse.flex import flex_window_attention
@@ -32,8 +32,6 @@ _BLOCK_BYTES = 2 << 20
 """Scores of a block of rows."""
 _FEW = 6
 """Queries that are taken as columns."""
-_LARGE = 3 << 19
-"""Multiplications from which the heads of a row go one by one."""
 _ALIGN = 64
 _FLEX_FROM = 256 << 20
 _UNKNOWN = ("softcap", "s_aux", "position_bias")
@@ -191,7 +189,7 @@ def _alone(folded: Tensor, slots: int) -> bool:
 
     Either library is faster so than with a batch of them, and only so can oneDNN be asked for.
     """
-    return folded.dtype.itemsize > 2 and folded.shape[-2] * folded.shape[-1] * slots >= _LARGE
+    return folded.dtype.itemsize > 2 and large(folded.shape[-2] * folded.shape[-1] * slots)
 
 
 def _scores(queries: Tensor, keys: Tensor) -> Tensor:

@@ -169,9 +169,8 @@ class Pillar(_Scored):
         self._heard = True
         if heads.stop < self.shape.kv_heads:
             return
-        for row, start in enumerate(
-            starts, rows.start
-        ):  # slots of the window itself are seen by fewer queries
+        # slots of the window itself are seen by fewer queries
+        for row, start in enumerate(starts, rows.start):
             own = self.scores[layer, row, :, max(start, first) : min(start + width, first + probs.slots)]
             own *= _rarity(width, own.device)[max(0, first - start) :][: own.shape[-1]]
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import weakref
 from typing import Any
 
 import torch
 from torch import nn
 
+from ssd_infer.engine.model_view import once
 from ssd_infer.engine.target import SelfMasking, Target
 from ssd_infer.engine.window import Window
 from ssd_infer.errors import UnsupportedModelError
@@ -30,19 +30,13 @@ def _view(layer: nn.Module, attend: Attend) -> nn.Module:
     return view
 
 
-_reasons: weakref.WeakKeyDictionary[Target, str | None] = weakref.WeakKeyDictionary()
-
-
-def why_not(target: Target) -> str | None:
-    """Return None when grouped attention computes what `target` computes, otherwise the reason in one sentence."""
-    if target not in _reasons:
-        _reasons[target] = _examine(target)
-    return _reasons[target]
-
-
+@once
 @torch.inference_mode()
-def _examine(target: Target) -> str | None:
-    """Look for attention modules, sliding windows and wrappers, then compare six tokens with the target's own pass."""
+def why_not(target: Target) -> str | None:
+    """Return None when grouped attention computes what `target` computes, otherwise the reason in one sentence.
+
+    Look for attention modules, sliding windows and wrappers, then compare six tokens with the target's own pass.
+    """
     windows = [width for width in target.sliding if width is not None]
     if windows:
         return f"its layers attend to a sliding window of {windows[0]} tokens, which is a sparse attention already"

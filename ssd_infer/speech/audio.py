@@ -6,7 +6,7 @@ A file is taken for what its bytes say, whatever it is called. Samples leave her
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
@@ -116,13 +116,15 @@ def find_audio(path: str | Path) -> list[Path]:
     return found
 
 
-def not_tried(path: str | Path) -> list[Path]:
-    """Return what lies below a folder and `find_audio` leaves out, in name order: files of other names, dead links."""
-    path = Path(path)
+def not_tried(path: str | Path, found: Iterable[Path]) -> list[Path]:
+    """Return what lies below a folder and `find_audio` left out, in name order: files of other names, dead links.
+
+    `found` is what it returned; a single file leaves nothing out.
+    """
+    path, tried = Path(path), set(found)
     if not path.is_dir():
         return []
-    found = set(find_audio(path))
-    return sorted(item for item in path.rglob("*") if not item.is_dir() and item not in found)
+    return sorted(item for item in path.rglob("*") if not item.is_dir() and item not in tried)
 
 
 def resample(samples: Samples, source: int, target: int) -> Samples:

@@ -9,7 +9,7 @@ import torch
 from scipy.stats import beta
 
 from ssd_infer.experts.costs import MoeCosts
-from ssd_infer.experts.record import NOTHING, Pace, Round, Rounds, Rule, calibrate_trust, upper_bound
+from ssd_infer.experts.record import NOTHING, Pace, Round, Rounds, Rule, calibrate_trust, play, upper_bound
 from ssd_infer.experts.routing import choose
 from ssd_infer.experts.union import iid_union, membership, overlap, recent_experts, union_size
 
@@ -86,15 +86,15 @@ def test_trust_begins_at_the_smallest_confidence_that_is_safe() -> None:
 def test_rounds_tell_what_another_length_or_stop_would_have_given() -> None:
     rounds = Rounds([Round((0.9, 0.8, 0.2, 0.9), 2), Round((0.9, 0.9, 0.9, 0.9), 4)])
     assert rounds.text() == [(0.9, True), (0.8, True), (0.2, False), *[(0.9, True)] * 5]
-    assert rounds.play(Rule(4)) == [(3, 4), (5, 4)]
-    assert rounds.play(Rule(1)) == [(2, 1), (1, 1), (2, 1), (2, 1), (2, 1)]
-    assert rounds.play(Rule(4, stop=0.5)) == [(3, 3), (5, 4)]
+    assert play(rounds.text(), Rule(4)) == [(3, 4), (5, 4)]
+    assert play(rounds.text(), Rule(1)) == [(2, 1), (1, 1), (2, 1), (2, 1), (2, 1)]
+    assert play(rounds.text(), Rule(4, stop=0.5)) == [(3, 3), (5, 4)]
     assert rounds.judged()[:3] == [(0.9, True), (0.8, True), (0.2, False)]
 
 
 def test_following_doubles_and_cuts() -> None:
     text = Rounds([Round((0.9,) * 4, 1), Round((0.9,) * 16, 16)])
-    assert text.play(Rule(8, follow=True)) == [(2, 8), (2, 1), (3, 2), (5, 4), (8, 7)]
+    assert play(text.text(), Rule(8, follow=True)) == [(2, 8), (2, 1), (3, 2), (5, 4), (8, 7)]
     pace = Pace(8, follow=True)
     pace.learn([8, 8], [2, 3])
     assert pace.now == 3
@@ -110,9 +110,9 @@ def test_following_doubles_and_cuts() -> None:
 def test_trusted_drafts_pass_and_do_not_end_a_round() -> None:
     rounds = Rounds([Round((0.9, 0.9, 0.99), 2), Round((0.5, 0.9), 0)])
     assert rounds.text() == [(0.9, True), (0.9, True), (0.99, False), (0.5, False)]
-    assert rounds.play(Rule(2, threshold=0.95)) == [(3, 2), (1, 1)]
-    assert rounds.play(Rule(4, threshold=0.95)) == [(4, 4)]
-    assert rounds.play(Rule(1, threshold=0.8, window=2)) == [(3, 2), (1, 1)]
+    assert play(rounds.text(), Rule(2, threshold=0.95)) == [(3, 2), (1, 1)]
+    assert play(rounds.text(), Rule(4, threshold=0.95)) == [(4, 4)]
+    assert play(rounds.text(), Rule(1, threshold=0.8, window=2)) == [(3, 2), (1, 1)]
 
 
 def test_predicted_speedup_is_emitted_over_measured_seconds() -> None:

@@ -227,7 +227,7 @@ def test_verification_goes_on_from_the_first_skipped_layer(tiny_model: ModelFact
         model.model.layers[index].register_forward_pre_hook(
             lambda _, args, seen=seen: seen.append(args[0].shape[1])
         )
-    assert why_not(Target.of(model)) is None  # asked once a model, by running its layers
+    assert why_not(Target.of(model)) is None  # asked once a view, by running its layers
     params = PARAMS | {"skip_attention": [2, 3], "skip_mlp": []}
     for seen in widths.values():
         seen.clear()

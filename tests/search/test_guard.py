@@ -177,10 +177,10 @@ def test_contenders_begin_in_turn_and_all_seconds_count(
     timed = race._timed(2, 3, decoded)
     assert order == [0, 1, 2, 1, 2, 0, 2, 0, 1]
     assert timed == [(1.0, 1.25, 1.0), (6.0, 2.0, 3.0)]
-    monkeypatch.setattr(race, "_race", lambda *_: timed)
-    params = SkipSetParams([1], [1], 4, 0.0)
-    target = Target.of(tiny_model())
+    monkeypatch.setattr(race, "_timed", lambda *_: timed)
+    model, params = tiny_model(), SkipSetParams([1], [1], 4, 0.0)
+    target = Target.of(model)
     speeds = race.raced_speedups(target, SkipSetDrafter, [params, params], [[2]], False, 2)
     assert speeds == pytest.approx([7 / 3.25, 7 / 4])
-    monkeypatch.setattr(race, "_race", lambda *_: [row[:2] for row in timed])
+    monkeypatch.setattr(race, "_timed", lambda *_: [row[:2] for row in timed])
     assert measured_speedup(target, SkipSetDrafter, params, [[2]], False) == pytest.approx(median([0.8, 3]))

@@ -212,8 +212,8 @@ def test_folders_are_searched_by_extension(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     (tmp_path / "dead.wav").symlink_to(tmp_path / "nowhere.wav")
     assert [path.name for path in find_audio(tmp_path)] == ["b.wav", "a.FLAC"]
-    assert [path.name for path in not_tried(tmp_path)] == ["dead.wav", "notes.txt"]
-    assert not_tried(tmp_path / "b.wav") == []
+    assert [path.name for path in not_tried(tmp_path, find_audio(tmp_path))] == ["dead.wav", "notes.txt"]
+    assert not_tried(tmp_path / "b.wav", find_audio(tmp_path / "b.wav")) == []
     assert find_audio(tmp_path / "notes.txt") == [tmp_path / "notes.txt"]
     (tmp_path / "none").mkdir()
     with pytest.raises(AudioError, match="no audio file"):
