@@ -214,6 +214,14 @@ def test_layers_behind_a_wrapper_are_refused(tiny_model: ModelFactory) -> None:
     assert "wrapper" in (why_not(target) or "")
 
 
+def test_layers_wrapped_between_two_decodings_are_examined_again(tiny_model: ModelFactory) -> None:
+    model = tiny_model(initializer_range=0.1)
+    assert why_not(Target.of(model)) is None
+    layer = model.model.layers[2]
+    layer.forward = layer.forward
+    assert "wrapper" in (why_not(Target.of(model)) or "")
+
+
 def test_settled_parameters_say_so() -> None:
     assert SkipSetParams([1], [], 3, 0.0).settled
     assert not SkipSetParams([1], [], 3).settled
