@@ -13,6 +13,7 @@ from ssd_infer.drafts.base import DraftParams, Resolved
 from ssd_infer.engine.bridge import emitter
 from ssd_infer.engine.loop import decode
 from ssd_infer.engine.model_view import evaluating
+from ssd_infer.engine.positions import beyond_positions
 from ssd_infer.engine.sampling import Sampler, SamplingParams
 from ssd_infer.engine.stats import Stats
 from ssd_infer.engine.stopping import StopRule
@@ -38,7 +39,7 @@ class GenerateOutput:
     draft_params: dict[str, Any] = field(default_factory=dict)
     """Its parameters with every `auto` settled."""
     note: str = ""
-    """Why a strategy fell back to plain decoding, or how `auto` was settled."""
+    """Why a strategy fell back to plain decoding, or how `auto` was settled; and what to know of the text's length."""
 
 
 def generate(
@@ -116,8 +117,10 @@ def generate(
     if streamer is not None and hasattr(streamer, "end"):
         streamer.end()
     settled = {} if resolved.params is None else _as_dict(resolved.params)
+    longest = max(map(len, prompts)) + max_new_tokens
+    notes = filter(None, (resolved.note, beyond_positions(module, longest)))
     return GenerateOutput(
-        sequences, stats, None if strategy is None else strategy.name, settled, resolved.note
+        sequences, stats, None if strategy is None else strategy.name, settled, "; ".join(notes)
     )
 
 

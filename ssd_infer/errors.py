@@ -46,3 +46,9 @@ class OutputError(SSDError):
 
 class UnsupportedModelError(SSDError):
     """The architecture cannot be decoded by this engine; the message says which property is missing."""
+
+
+def one_line(error: BaseException) -> str:
+    """Describe an exception in one line: its type and message."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from ssd_infer.engine.model_view import ModelView, cache_keyword, evaluating
+from ssd_infer.engine.positions import varying_rope
 from ssd_infer.engine.products import product_view
 from ssd_infer.errors import ConfigError, Problem, UnsupportedModelError
 from ssd_infer.kinds import kind_of
 
-_FIXED_ROPE = {"default", "linear", "llama3", "yarn", "proportional"}
 _PROBE = 24
 
 _ROWS = 64
@@ -94,11 +94,12 @@ class Denoiser(ModelView):
             raise UnsupportedModelError(
                 f"attention backend {chosen!r} takes no masks of ours; load with attn_implementation='sdpa' or 'eager'"
             )
-        rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-        sliding = "sliding_attention" in (getattr(config, "layer_types", None) or ())
-        if rope not in _FIXED_ROPE or sliding:
-            what = "sliding attention" if sliding else f"rotary embeddings of type {rope!r}"
-            raise UnsupportedModelError(f"a diffusion backbone with {what} cannot be decoded block by block")
+        if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
+            raise UnsupportedModelError(
+                "a diffusion backbone with sliding attention cannot be decoded block by block"
+            )
+        if (reason := varying_rope(config, self._rotary)) is not None:
+            raise UnsupportedModelError(f"this diffusion backbone cannot be decoded block by block: {reason}")
 
     @torch.inference_mode()
     def _check_exact(self) -> None:

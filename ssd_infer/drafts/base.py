@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from ssd_infer.engine.session import Feedback, Proposal, Session
 from ssd_infer.engine.target import Target
-from ssd_infer.errors import ConfigError, Problem
+from ssd_infer.errors import ConfigError, Problem, one_line
 
 Auto = Literal["auto"]
 
@@ -88,6 +88,27 @@ class Drafter(ABC):
         return None
 
     @classmethod
+    def check_applies(cls, target: Target) -> None:
+        """Raise ConfigError with the reason when this strategy does not work on `target`, or cannot tell."""
+        try:
+            reason = cls.applicable(target)
+        except Exception as error:
+            raise _inapplicable(
+                cls.name, f"looking whether it applies failed with {one_line(error)}"
+            ) from error
+        if reason is not None:
+            raise _inapplicable(cls.name, reason)
+
+    @classmethod
+    def why_not(cls, target: Target) -> str | None:
+        """Return None when this strategy works on `target`, otherwise the reason, whatever `applicable` runs into."""
+        try:
+            cls.check_applies(target)
+        except ConfigError as error:
+            return error.problems[0].rule.removeprefix(_INAPPLICABLE)
+        return None
+
+    @classmethod
     def search_space(cls, target: Target) -> dict[str, Sequence[Any]]:
         """Return the values worth trying for each parameter."""
         del target
@@ -123,9 +144,7 @@ class Drafter(ABC):
         cls, target: Target, raw: Mapping[str, Any] | None, prompts: list[list[int]], do_sample: bool
     ) -> Resolved:
         """Check that the strategy applies, parse `draft_params`, and resolve every `auto` (ConfigError otherwise)."""
-        reason = cls.applicable(target)
-        if reason is not None:
-            raise ConfigError([Problem("draft", f"does not apply to this model: {reason}", cls.name)])
+        cls.check_applies(target)
         return cls.resolve(target, cls.parse(raw, target), prompts, do_sample)
 
     @classmethod
@@ -147,6 +166,13 @@ class Drafter(ABC):
         if problems:
             raise ConfigError(problems)
         return params
+
+
+_INAPPLICABLE = "does not apply to this model: "
+
+
+def _inapplicable(name: str, reason: str) -> ConfigError:
+    return ConfigError([Problem("draft", _INAPPLICABLE + reason, name)])
 
 
 def at_least(name: str, value: object, floor: int) -> list[Problem]:

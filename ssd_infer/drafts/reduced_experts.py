@@ -205,7 +205,7 @@ class ReducedExperts(Stepwise):
     @classmethod
     def applicable(cls, target: Target) -> str | None:
         """Need routed experts of a known family."""
-        return why_not(str(target.config.model_type), moe_layers(target.layers))
+        return why_not(str(target.config.model_type), moe_layers(target.layers), target.layers)
 
     @classmethod
     def search_space(cls, target: Target) -> dict[str, Sequence[Any]]:

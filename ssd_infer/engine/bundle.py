@@ -17,6 +17,8 @@ _MODULES = (
     "ssd_infer.engine.cache",
     "ssd_infer.engine.products",
     "ssd_infer.engine.model_view",
+    "ssd_infer.engine.positions",
+    "ssd_infer.engine.examine",
     "ssd_infer.engine.target",
     "ssd_infer.engine.sampling",
     "ssd_infer.engine.acceptance",

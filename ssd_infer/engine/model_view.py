@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ssd_infer.engine.products import renew
+from ssd_infer.errors import SSDError, UnsupportedModelError, one_line
 
 
 class ModelView:
@@ -38,12 +39,20 @@ class ModelView:
     def of(cls, model: nn.Module) -> Self:
         """Return the checked view of `model`, made once and again when its modules were replaced.
 
-        Raises UnsupportedModelError where it cannot be exact.
+        Raises UnsupportedModelError where it cannot be exact, or where it cannot be examined.
         """
         known = cls._known.get(model)
         if known is None or known._seen != _parts(model):
-            known = cls(model)
-            known._check_exact()
+            try:
+                known = cls(model)
+                known._check_exact()
+            except SSDError:
+                raise
+            except Exception as error:
+                raise UnsupportedModelError(
+                    f"{type(model).__name__} cannot be decoded layer by layer here: examining it failed with "
+                    f"{one_line(error)}"
+                ) from error
             cls._known[model] = known
         known._renew()
         return cast(Self, known)

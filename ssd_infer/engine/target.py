@@ -7,21 +7,30 @@ reproduces the model is not assumed but checked once per model (`Target.of`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from ssd_infer.engine.cache import RowCache
-from ssd_infer.engine.model_view import ModelView, cache_keyword, evaluating
+from ssd_infer.engine.examine import examine
+from ssd_infer.engine.model_view import ModelView, cache_keyword
+from ssd_infer.engine.positions import text_config, varying_rope
 from ssd_infer.engine.products import product_view
 from ssd_infer.engine.window import Geometry, Rotary, Window
 from ssd_infer.errors import UnsupportedModelError
 
-_FIXED_ROPE = {"default", "linear", "llama3", "yarn", "proportional"}
 _ATTENTION = {"sdpa", "eager", None}
+_KINDS = {"full_attention", "sliding_attention", "attention"}
 _BAND = 64
+_PARTS = {
+    "embed_tokens": "token embeddings",
+    "layers": "one list of decoder layers",
+    "norm": "final norm",
+    "rotary_emb": "rotary embeddings",
+}
+"""What a base model must hold under these names."""
 
 
 class SelfMasking(list[nn.Module]):
@@ -32,19 +41,19 @@ class Target(ModelView):
     """A causal LM seen as embedding → layers → norm → head; every draft view borrows these very modules."""
 
     def __init__(self, model: nn.Module) -> None:
-        """Find the parts of `model`; raises UnsupportedModelError naming the first missing one."""
+        """Find the parts of `model`; raises UnsupportedModelError naming what is missing, or what is not known here."""
         super().__init__(model)
-        self._name = type(model).__name__
+        self.name = type(model).__name__
         self.config = cast(Any, model).config
-        base = self._part(model, getattr(model, "base_model_prefix", "model"), "a base model")
-        self.embed: nn.Module = self._part(base, "embed_tokens", "token embeddings `embed_tokens`")
-        layers = list(self._part(base, "layers", "decoder layers in one list `layers`"))
+        base = self._base(model)
+        self.embed: nn.Module = base.embed_tokens
+        self.rotary: nn.Module = base.rotary_emb
+        self._check_kinds()
         self.layers: list[nn.Module] = [
-            product_view(layer) for layer in layers[: self.config.num_hidden_layers]
+            product_view(layer) for layer in list(base.layers)[: self.config.num_hidden_layers]
         ]
-        self.norm: nn.Module = self._part(base, "norm", "a final `norm`")
-        self._rotary: nn.Module = self._part(base, "rotary_emb", "rotary embeddings `rotary_emb`")
-        self.head: nn.Module = product_view(self._part(model, "lm_head", "an output head `lm_head`"))
+        self.norm: nn.Module = base.norm
+        self.head: nn.Module = product_view(cast(Any, model).lm_head)
         self._check_attention()
         self._cache_name = cache_keyword(self.layers[0].forward)
         self.sliding = [self._sliding(index) for index in range(len(self.layers))]
@@ -59,19 +68,17 @@ class Target(ModelView):
         """Entries of the output distribution."""
         return int(self.config.vocab_size)
 
-    def geometry(self, capacity: int) -> Geometry:
-        """Return the tables for a decoding that never exceeds `capacity` slots a row."""
-        rope = getattr(self.config, "rope_parameters", None) or {}
-        fixed = rope.get("rope_type", "default") in _FIXED_ROPE
+    def geometry(self, capacity: int, origin: int = 0) -> Geometry:
+        """Return the tables for a decoding of at most `capacity` slots a row, the first at position `origin`."""
         implicit = getattr(self.config, "_attn_implementation", None) == "sdpa"
         return Geometry(
             capacity,
             self.dtype,
             self.device,
-            self._rotary_at,
-            rotary_is_table=fixed,
+            self.rotary_at,
             implicit_causal=implicit,
             band=_BAND,
+            origin=origin,
         )
 
     def new_cache(self, batch: int, capacity: int) -> RowCache:
@@ -115,19 +122,49 @@ class Target(ModelView):
         out: Tensor = self.head(self.norm(hidden))
         return out
 
-    def _rotary_at(self, position_ids: Tensor) -> Rotary:
+    def rotary_at(self, position_ids: Tensor, rotary: Callable[..., Any] | None = None) -> Rotary:
+        """Return the rotary table `(B, T, D)` of `position_ids` `(B, T)`, or what `rotary` makes of them."""
         probe = torch.empty(0, dtype=self.dtype, device=self.device)
-        found: Rotary = self._rotary(probe, position_ids=position_ids)
+        found: Rotary = (self.rotary if rotary is None else rotary)(probe, position_ids=position_ids)
         return found
 
-    def _part(self, owner: nn.Module, name: str, what: str) -> Any:
-        part = getattr(owner, name, None)
-        if part is None:
-            raise UnsupportedModelError(
-                f"{self._name} cannot draft for itself here: it has no {what} "
-                "(supported: Llama-type decoders such as Llama, Qwen3, Mistral, OLMo2)"
+    def _base(self, model: nn.Module) -> Any:
+        """Return the base model with all of `_PARTS`; raise UnsupportedModelError naming every one that is missing."""
+        if text_config(model) is not self.config:
+            raise self._refused("it takes more than text, and its text part is not decoded alone here")
+        prefix = str(getattr(model, "base_model_prefix", "model"))
+        base = getattr(model, prefix, None)
+        if base is None:
+            raise self._refused(f"it has no base model under the name `{prefix}`")
+        owned = [(base, name, what) for name, what in _PARTS.items()]
+        lost = [
+            f"no {what} `{name}`"
+            for owner, name, what in [*owned, (model, "lm_head", "output head")]
+            if getattr(owner, name, None) is None
+        ]
+        if lost:
+            said = lost[0] if len(lost) == 1 else f"{', '.join(lost[:-1])} and {lost[-1]}"
+            raise self._refused(
+                f"it has {said} (supported: decoders built like Llama, such as Qwen3, Mistral, OLMo2)"
             )
-        return part
+        return base
+
+    def _refused(self, why: str) -> UnsupportedModelError:
+        return UnsupportedModelError(f"{self.name} cannot be decoded layer by layer here: {why}")
+
+    def _check_kinds(self) -> None:
+        """Raise UnsupportedModelError for rotary embeddings and layers of kinds that cannot be reproduced."""
+        foreign = sorted(set(getattr(self.config, "layer_types", None) or ()) - _KINDS)
+        if foreign:
+            raise self._refused(
+                f"it has layers of kind {', '.join(map(repr, foreign))}, and only full and sliding attention can be "
+                "verified in blocks and rolled back"
+            )
+        reason = varying_rope(self.config, self.rotary)
+        if reason is not None:
+            raise self._refused(reason)
+        if isinstance(getattr(self.rotary, "rope_type", None), dict):
+            raise self._refused("its rotary embeddings differ by layer type, and one table serves all layers")
 
     def _check_attention(self) -> None:
         chosen = getattr(self.config, "_attn_implementation", None)
@@ -145,21 +182,6 @@ class Target(ModelView):
             return None
         return int(width)
 
-    @torch.inference_mode()
     def _check_exact(self) -> None:
-        """Compare this view with the model's own forward on four tokens; it must be the same function."""
-        ids = torch.arange(4, device=self.device).unsqueeze(0) % self.vocab_size
-        cache, geometry = self.new_cache(1, 4), self.geometry(4)
-        model = self.model
-        with evaluating(model):
-            expected = model(input_ids=ids, use_cache=False).logits
-            hidden = self.run(self.embed(ids[:, :3]), Window(geometry, [0], 3), cache)
-            tail = self.run(self.embed(ids[:, 3:]), Window(geometry, [3], 1), cache)
-            found = self.logits(torch.cat([hidden, tail], dim=1))
-        scale = float(expected.float().abs().max()) + 1e-6
-        error = float((expected.float() - found.float()).abs().max()) / scale
-        if not error <= max(1e-4, 8 * torch.finfo(self.dtype).eps):
-            raise UnsupportedModelError(
-                f"{self._name} cannot draft for itself here: running its layers one by one differs from its own "
-                f"forward by {error:.1e} of the largest logit (it does something between layers that we omit)"
-            )
+        """Compare this view with the model's own forward where behaviour changes; it must be the same function."""
+        examine(self)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ssd_infer.engine.model_view import once
 from ssd_infer.engine.target import Target
 from ssd_infer.engine.window import Window
+from ssd_infer.errors import one_line
 
 View = Sequence[nn.Module | None]
 
@@ -137,6 +138,13 @@ def why_not(target: Target) -> str | None:
     cache, window = target.new_cache(1, 1), Window(target.geometry(1), [0], 1)
     hidden = target.embed(torch.zeros((1, 1), dtype=torch.long, device=target.device))
     hollow = [_hollow(layer, ["attention", "mlp"]) for layer in target.layers]
-    if not torch.equal(target.run(hidden, window, cache, layers=hollow), hidden):
+    try:
+        left = target.run(hidden, window, cache, layers=hollow)
+    except Exception as error:  # noqa: BLE001  what a layer asks of its sublayers is its own affair
+        return (
+            f"a {type(target.layers[0]).__name__} does more with its sublayers than add them up, and cannot be run "
+            f"without them ({one_line(error)})"
+        )
+    if not torch.equal(left, hidden):
         return f"a {type(target.layers[0]).__name__} without attention and MLP still changes its input"
     return None

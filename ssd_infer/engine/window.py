@@ -26,29 +26,28 @@ class Geometry:
         device: torch.device,
         rotary: Callable[[Tensor], Rotary],
         *,
-        rotary_is_table: bool,
         implicit_causal: bool,
         band: int,
+        origin: int = 0,
     ) -> None:
         """Prepare tables for `capacity` slots; `band` is the widest window that gets its mask as a view.
 
         `implicit_causal`: the attention backend is causal by itself when it gets no mask (sdpa is, eager is not).
+        `origin`: the position of slot 0; rows must have one length where it is not 0.
         """
         self._implicit_causal = implicit_causal
         self.capacity = capacity
         self.dtype = dtype
         self.device = device
-        self.positions = torch.arange(capacity, device=device).unsqueeze(0)
-        self._rotary = rotary
-        self._table = rotary(self.positions) if rotary_is_table else None
+        self.origin = origin
+        self.positions = torch.arange(origin, origin + capacity, device=device).unsqueeze(0)
+        self._table = rotary(self.positions)
         self._bands: dict[int | None, Tensor] = {}
         self._band_width = band
 
     def rotary(self, window: Window) -> Rotary:
         """Return the rotary table `(1|B, T, D)` at the positions of `window`."""
         table = self._table
-        if table is None:
-            return self._rotary(window.position_ids)
         if isinstance(table, Tensor):
             return _at(table, window)
         return _at(table[0], window), _at(table[1], window)
@@ -127,6 +126,8 @@ class Window:
         self.start: int | None = starts[0] if min(starts) == max(starts) else None
         if self.start is not None:
             self.position_ids = geometry.positions[:, self.start : self.end]
+        elif geometry.origin:
+            raise ValueError("rows of different lengths need slots that are their positions")
         else:
             offsets = torch.tensor(starts, device=geometry.device).unsqueeze(1)
             self.position_ids = offsets + geometry.positions[:, :width]

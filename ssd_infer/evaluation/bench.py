@@ -12,6 +12,7 @@ from torch import nn
 
 import ssd_infer
 from ssd_infer.engine.devices import check_device
+from ssd_infer.engine.positions import beyond_positions
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import CheckpointError
 from ssd_infer.evaluation.budget import Budget
@@ -94,7 +95,19 @@ def open_bench(settings: EvalSettings, say: Say) -> Bench:
         bench.notes.append(
             "parameters were chosen on prompts of the measured file itself, since it has no second text"
         )
+    beyond = beyond_positions(model, _longest(bench))
+    bench.notes += [] if beyond is None else [beyond]
     return bench
+
+
+def _longest(bench: Bench) -> int:
+    """Return the tokens of the longest text this run decodes, prompt included."""
+    from ssd_infer.evaluation.shift import FEWEST_TOKENS
+
+    new = bench.settings.max_new_tokens
+    prompts = [len(prompt) + new for task in bench.tasks for prompt in task.prompts]
+    turns = [sum(len(turn) + max(new, FEWEST_TOKENS) for turn in stream) for stream in bench.shift]
+    return max([*prompts, *turns, *(context + new for context in bench.settings.contexts)])
 
 
 def _shift(settings: EvalSettings, tokenizer: Any, model: Any) -> list[list[list[int]]]:

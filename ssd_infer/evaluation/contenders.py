@@ -10,8 +10,10 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from ssd_infer import errors
 from ssd_infer.engine.stats import Stats
 
+one_line = errors.one_line
 Prompts = list[list[int]]
 Kind = Literal["baseline", "peer", "strategy"]
 
@@ -110,9 +112,3 @@ def ours(
         return out.sequences, out.stats
 
     return decode
-
-
-def one_line(error: BaseException) -> str:
-    """Describe an exception in one line for a report's `reason`."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__

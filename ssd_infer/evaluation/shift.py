@@ -65,9 +65,9 @@ def _ways(bench: Bench, target: Target, drawing: SamplingParams) -> list[Way]:
     ways = [
         Way(name, drafts.get(name).parse({}, target))
         for name in ("swift", "early_exit+del")
-        if name in drafts.registry() and drafts.get(name).applicable(target) is None
+        if name in drafts.registry() and drafts.get(name).why_not(target) is None
     ]
-    if "skip_set" in drafts.registry() and drafts.get("skip_set").applicable(target) is None:
+    if "skip_set" in drafts.registry() and drafts.get("skip_set").why_not(target) is None:
         ways.append(_offline(bench, target, drawing))
     return ways
 

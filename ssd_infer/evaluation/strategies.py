@@ -19,7 +19,6 @@ NOT_BUILT = "this version of the toolkit has no drafter of this name"
 NEEDS = {
     "fewer_steps": "it drafts for diffusion language models, and this checkpoint decodes autoregressively",
     "ctc_draft": "it drafts for speech recognisers with a CTC head, and this checkpoint takes text",
-    "reduced_experts": "it drafts with fewer experts per token, and this checkpoint has no routed experts",
 }
 
 
@@ -156,7 +155,7 @@ def _settle(
     calibration: Sequence[list[int]],
 ) -> None:
     strategy = drafts.get(draft)
-    reason = strategy.applicable(target)
+    reason = strategy.why_not(target)
     if reason is not None:
         found.absent.append(Absent(row, "not_applicable", reason))
         return

@@ -91,7 +91,7 @@ def _why_not(bench: Bench) -> str | None:
         return "the sweep needs prompts of any length, and this checkpoint has no tokenizer to cut them with"
     if bench.settings.draft not in ("all", NAME):
         return f"not measured: this run asked for draft={bench.settings.draft} only"
-    return SparseAttention.applicable(bench.target)
+    return SparseAttention.why_not(bench.target)
 
 
 def _filled(bench: Bench, target: Target, context: int, batch: int) -> list[FilledRow]:

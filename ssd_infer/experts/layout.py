@@ -6,6 +6,7 @@ at every call, `mlp.experts` holds `gate_up_proj` `(E, 2·d_ff, d)` and `down_pr
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -16,6 +17,7 @@ MATRICES = ("gate_up_proj", "down_proj")
 """The two matrices of an expert, in the order a store keeps them."""
 FAMILIES = ("qwen3_moe", "olmoe", "mixtral", "qwen2_moe", "deepseek_v2", "deepseek_v3")
 """`model_type`s whose routers are known and tested."""
+_ROUTED = re.compile(r"Expert|Router")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +61,21 @@ def moe_layers(layers: Iterable[nn.Module]) -> list[MoeLayer]:
     return found
 
 
-def why_not(model_type: str, layers: list[MoeLayer]) -> str | None:
-    """Return None when the routed experts can be thinned out, otherwise the reason in one sentence."""
+def routes(layers: Iterable[nn.Module]) -> bool:
+    """Tell whether any of `layers` routes tokens to experts, in whatever form its family keeps them."""
+    return any(_ROUTED.search(type(part).__name__) for layer in layers for part in layer.modules())
+
+
+def why_not(model_type: str, layers: list[MoeLayer], decoder: Iterable[nn.Module] = ()) -> str | None:
+    """Return None when the routed experts can be thinned out, otherwise the reason in one sentence.
+
+    `layers` are those of known form among the layers of `decoder`.
+    """
+    if not layers and routes(decoder):
+        return (
+            f"{model_type} models keep their routed experts in another form than a router `mlp.gate` and a stack "
+            f"`mlp.experts` (known: {', '.join(FAMILIES)})"
+        )
     if not layers:
         return "it drafts with fewer experts per token, and this checkpoint has no routed experts"
     if model_type not in FAMILIES:

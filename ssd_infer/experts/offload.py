@@ -26,7 +26,7 @@ from ssd_infer.experts.files import (
     read_index,
     write_store,
 )
-from ssd_infer.experts.layout import MATRICES, MoeLayer, moe_layers, why_not
+from ssd_infer.experts.layout import MATRICES, MoeLayer, moe_layers, routes, why_not
 from ssd_infer.experts.resident import ResidentSet
 from ssd_infer.experts.store import Access, DiskStore, ExpertStore, MemoryStore
 from ssd_infer.loading import Loaded, load, load_beside
@@ -283,8 +283,10 @@ def _routed(model: nn.Module) -> list[MoeLayer]:
     """Return the routed layers of `model`; raises ConfigError when there are none that can be offloaded."""
     base = getattr(model, cast(Any, model).base_model_prefix, None)
     layers = moe_layers(getattr(base, "layers", []))
-    reason = None if layers else "the checkpoint has no routed experts"
-    reason = reason or why_not(str(cast(Any, model).config.model_type), layers)
+    reason = None
+    if not layers and not routes([model]):
+        reason = "the checkpoint has no routed experts"
+    reason = reason or why_not(str(cast(Any, model).config.model_type), layers, [model])
     if reason is not None:
         raise ConfigError([Problem("experts", f"cannot be offloaded: {reason}", type(model).__name__)])
     return layers

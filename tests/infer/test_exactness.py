@@ -153,15 +153,6 @@ def test_eager_attention_and_float64(tiny_model: ModelFactory) -> None:
     assert out.sequences == reference(model, rows)
 
 
-def test_dynamic_rope_is_recomputed(tiny_model: ModelFactory) -> None:
-    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
-    model = tiny_model(rope_parameters=rope, max_position_embeddings=512)
-    rows = prompts(3, 97)
-    params = {"exit_layer": 2, "gamma": 4}
-    out = ssd_infer.generate(model, rows, draft="early_exit", draft_params=params, max_new_tokens=NEW)
-    assert out.sequences == reference(model, rows)
-
-
 def test_a_perfect_draft_is_always_accepted(tiny_model: ModelFactory) -> None:
     model = tiny_model(layers=3)
     with torch.no_grad():  # a last layer that adds nothing makes exit L-1 the full model

@@ -32,7 +32,6 @@ def geometry(capacity: int = CAP) -> Geometry:
         torch.float64,
         torch.device("cpu"),
         lambda positions: (positions, positions),
-        rotary_is_table=False,
         implicit_causal=False,
         band=8,
     )

@@ -1,0 +1,246 @@
+"""Compare a layer-wise view with the model's own forward, where the behaviour of models changes.
+
+Looked at: one pass against token after token with the model's own cache; windows of one token and of several; rows of
+different lengths; tokens past the edge of a sliding window; positions around those where encodings may switch, without
+running the tokens before them; rotary tables far away.
+
+It costs about twenty passes of a few tokens, once a model: some 20 ms for tiny models. Longer texts are run only as far
+as tokens times parameters stay below `_EFFORT` (a fraction of a second on two cores); a sliding window too wide for that
+is compared narrowed, in a shallow copy of the model.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from ssd_infer.engine.model_view import cache_keyword, evaluating
+from ssd_infer.engine.positions import edges, loose_copy, switches, table_shift
+from ssd_infer.engine.window import Window
+from ssd_infer.errors import UnsupportedModelError
+
+if TYPE_CHECKING:
+    from ssd_infer.engine.target import Target
+
+_EFFORT = 1 << 33
+"""Tokens times parameters that one pass of the examination may cost."""
+_FEWEST, _USUAL, _MOST = 8, 48, 1024
+"""Tokens a pass takes at least, without a reason to take more, and at most."""
+_PAST, _NARROW = 8, 4
+"""Tokens run past an edge; the width a sliding window is narrowed to."""
+_AHEAD = 3
+"""Tokens before a switch that the far passes begin with."""
+_TABLE = 1e-5
+_OUTSIDE = (
+    "embedding_multiplier",
+    "logits_scaling",
+    "logit_scale",
+    "final_logit_softcapping",
+    "lm_head_multiplier",
+    "scale_emb",
+)
+"""Names under which families keep what they do to embeddings and logits."""
+
+Outcome = tuple[float, str]
+"""How far two results are apart, as a share of the largest logit, and what was compared."""
+OURS = "running its layers one by one differs from its own forward"
+THEIRS = "its own forward over several tokens at once differs from its own forward token by token"
+
+
+@torch.inference_mode()
+def examine(target: Target) -> None:
+    """Raise UnsupportedModelError unless `target` is the same function as its model, wherever that can be seen."""
+    with evaluating(target.model):
+        _check_tables(target)
+        for where, trial in _trials(target):
+            error, what = trial(0)
+            if not error <= tolerance(target):
+                # A tie between experts may fall either way; what the view does wrong, it does wrong again.
+                error, what = trial(1)
+            if not error <= tolerance(target):
+                raise UnsupportedModelError(
+                    f"{target.name} cannot be decoded layer by layer here: {what} by {error:.1e} of the largest "
+                    f"logit{where} ({_omitted(target.config)})"
+                )
+
+
+def _omitted(config: Any) -> str:
+    """Say what of a configuration changes logits outside of the layers, as far as its names are known."""
+    values = {name: getattr(config, name, None) for name in _OUTSIDE}
+    found = [f"{name}={value}" for name, value in values.items() if value not in (None, False, 1)]
+    if not found:
+        return "it does something that this engine omits"
+    return f"this engine omits {' and '.join(found)} of its configuration"
+
+
+def tolerance(target: Target) -> float:
+    """Return the share of the largest logit that rounding may account for."""
+    return max(1e-4, 8 * torch.finfo(target.dtype).eps)
+
+
+def _check_tables(target: Target) -> None:
+    """Raise UnsupportedModelError where the rotary table of a position depends on the rest of the pass."""
+    rotary = loose_copy(target.rotary)
+    shift = table_shift(lambda at: target.rotary_at(at, rotary), switches(target.config), target.device)
+    if not shift <= max(_TABLE, torch.finfo(target.dtype).eps):
+        raise UnsupportedModelError(
+            f"{target.name} cannot be decoded layer by layer here: its rotary embeddings of a position depend on the "
+            f"other positions of a pass (they differ by {shift:.1e})"
+        )
+
+
+def _trials(target: Target) -> list[tuple[str, Callable[[int], Outcome]]]:
+    """Return what is compared, cheapest and most telling first, each with where it looks."""
+    widths = {width for width in target.sliding if width is not None}
+    length, room = _length(target, widths)
+    trials: list[tuple[str, Callable[[int], Outcome]]] = [
+        ("", lambda seed: _near(target, target.model, length, seed)),
+        (" in rows of different lengths", lambda seed: _ragged(target, length, seed)),
+    ]
+    far = [place for place in switches(target.config) if place > length + _AHEAD]
+    if "position_ids" in inspect.signature(cast(Any, target.model).forward).parameters:
+        reached = far if room > _USUAL else far[:1]
+        trials += [(f" at position {place}", _far_trial(target, place)) for place in reached]
+    narrow = None if max(widths, default=0) < length else _narrowed(target)
+    if narrow is not None:
+        view, model = narrow
+        trials.append((" past its sliding window", lambda seed: _near(view, model, _NARROW + _PAST, seed)))
+    return trials
+
+
+def _length(target: Target, widths: set[int]) -> tuple[int, int]:
+    """Return the tokens of a pass, past every edge that can be afforded, and how many can be."""
+    size = sum(part.numel() for part in target.model.parameters())
+    room = max(_FEWEST, min(_MOST, _EFFORT // max(1, size)))
+    reached = [edge + _PAST for edge in {*edges(target.config), *widths} if edge + _PAST <= room]
+    return max([min(room, _USUAL), *reached]), room
+
+
+def _near(target: Target, model: nn.Module, length: int, seed: int) -> Outcome:
+    """Compare one pass, the model's own steps, and windows of ours: all but four tokens, one, three."""
+    ids = _random_ids(target, length, seed)
+    whole = _own(model, ids)
+    cuts = [0, length - 4, length - 3, length]
+    steps = _own_steps(model, ids, [0, *range(length - 3, length + 1)])
+    if not (error := _apart(target, whole, steps)) <= tolerance(target):
+        return error, THEIRS
+    return _apart(target, whole, _ours(target, ids, cuts)), OURS
+
+
+def _ragged(target: Target, length: int, seed: int) -> Outcome:
+    """Compare two rows decoded together, the second half as long, with each of them alone."""
+    rows = [_random_ids(target, length, seed), _random_ids(target, length // 2, seed + 2)]
+    starts = [row.shape[1] - 3 for row in rows]
+    cache, geometry = target.new_cache(2, length), target.geometry(length)
+    found: list[list[Tensor]] = [[], []]
+    for offset, width in ((0, max(starts)), (0, 1), (1, 2)):
+        first = not found[0]
+        begins = [0, 0] if first else [start + offset for start in starts]
+        table = torch.zeros((2, width), dtype=torch.long, device=target.device)
+        ends = starts if first else [begin + width for begin in begins]
+        for line, row, begin, end in zip(table, rows, begins, ends, strict=True):
+            line[: end - begin] = row[0, begin:end]
+        logits = target.logits(target.run(target.embed(table), Window(geometry, begins, width), cache))
+        for pieces, line, begin, end in zip(found, logits, begins, ends, strict=True):
+            pieces.append(line[None, : end - begin])
+    errors = [
+        _apart(target, _own(target.model, row), torch.cat(pieces, dim=1))
+        for row, pieces in zip(rows, found, strict=True)
+    ]
+    return _worst(errors), OURS
+
+
+def _far_trial(target: Target, place: int) -> Callable[[int], Outcome]:
+    return lambda seed: _far(target, place, seed)
+
+
+def _far(target: Target, place: int, seed: int) -> Outcome:
+    """Compare steps across position `place` with windows of ours; the cache holds nothing before them."""
+    length, origin = 2 * _AHEAD, place - _AHEAD
+    ids = _random_ids(target, length, seed)
+    steps = _own_steps(target.model, ids, [0, *range(_AHEAD, length + 1)], origin)
+    return _apart(target, steps, _ours(target, ids, [0, _AHEAD - 1, length], origin)), OURS
+
+
+def _random_ids(target: Target, length: int, seed: int) -> Tensor:
+    draw = torch.Generator("cpu").manual_seed(seed)
+    return torch.randint(target.vocab_size, (1, length), generator=draw).to(target.device)
+
+
+def _own(model: nn.Module, ids: Tensor) -> Tensor:
+    found: Tensor = model(input_ids=ids, use_cache=False).logits
+    return found
+
+
+def _own_steps(model: nn.Module, ids: Tensor, cuts: list[int], origin: int | None = None) -> Tensor:
+    """Return the logits `(1, T, V)` of the model's own forward with its own cache, cut into passes at `cuts`."""
+    name = cache_keyword(cast(Any, model).forward)
+    more: dict[str, Any] = {}
+    found = []
+    for first, last in pairwise(cuts):
+        if origin is not None:
+            more["position_ids"] = torch.arange(origin + first, origin + last, device=ids.device)[None]
+        out = model(input_ids=ids[:, first:last], use_cache=True, **more)
+        found.append(out.logits)
+        more[name] = out[name]
+    return torch.cat(found, dim=1)
+
+
+def _ours(target: Target, ids: Tensor, cuts: list[int], origin: int = 0) -> Tensor:
+    """Return the logits `(1, T, V)` of the view, cut into windows at `cuts`."""
+    length = ids.shape[1]
+    cache, geometry = target.new_cache(1, length), target.geometry(length, origin)
+    found = []
+    for first, last in pairwise(cuts):
+        window = Window(geometry, [first], last - first)
+        found.append(target.logits(target.run(target.embed(ids[:, first:last]), window, cache)))
+    return torch.cat(found, dim=1)
+
+
+def _apart(target: Target, expected: Tensor, found: Tensor) -> float:
+    """Return how far logits `(1, T, V)` are apart, as a share of the largest one.
+
+    In float32 the worst position counts. In lower precision, where one expert chosen otherwise by rounding changes a
+    token and a little of those after it, the median of the first and of the last half does.
+    """
+    scale = float(expected.float().abs().max()) + 1e-6
+    error = (expected.float() - found.float()).abs().amax(dim=-1)[0]
+    if torch.finfo(target.dtype).bits < 32:
+        halves = error[: error.shape[0] // 2], error[error.shape[0] // 2 :]
+        return _worst([float(half.median()) / scale for half in halves])
+    return float(error.max()) / scale
+
+
+def _worst(errors: list[float]) -> float:
+    """Return the largest of `errors`, NaN above all."""
+    return float(torch.tensor(errors, dtype=torch.float64).max())
+
+
+def _narrowed(target: Target) -> tuple[Target, nn.Module] | None:
+    """Return view and model with the sliding windows narrowed to `_NARROW`, sharing everything; None for wrapped ones.
+
+    A wrapper's forward belongs to the original and would keep its width.
+    """
+    model = target.model
+    name = str(getattr(model, "base_model_prefix", "model"))
+    base = cast(nn.Module, getattr(model, name))
+    if "forward" in vars(model) or "forward" in vars(base):
+        return None
+    config = copy.copy(target.config)
+    config.sliding_window = _NARROW
+    inner = _shallow(base, config, base._modules)
+    view = copy.copy(target)
+    view.sliding = [None if width is None else _NARROW for width in target.sliding]
+    return view, _shallow(model, config, {**model._modules, name: inner})
+
+
+def _shallow(module: nn.Module, config: Any, children: Any) -> nn.Module:
+    found: nn.Module = object.__new__(type(module))
+    object.__setattr__(found, "__dict__", {**vars(module), "config": config, "_modules": children})
+    return found
