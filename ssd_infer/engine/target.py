@@ -26,7 +26,7 @@ _KINDS = {"full_attention", "sliding_attention", "attention"}
 _BAND = 64
 _PARTS = {
     "embed_tokens": "token embeddings",
-    "layers": "one list of decoder layers",
+    "layers": "single list of decoder layers",
     "norm": "final norm",
     "rotary_emb": "rotary embeddings",
 }
@@ -45,10 +45,11 @@ class Target(ModelView):
         super().__init__(model)
         self.name = type(model).__name__
         self.config = cast(Any, model).config
+        self._check_layer_kinds()
         base = self._base(model)
         self.embed: nn.Module = base.embed_tokens
         self.rotary: nn.Module = base.rotary_emb
-        self._check_kinds()
+        self._check_rotary()
         self.layers: list[nn.Module] = [
             product_view(layer) for layer in list(base.layers)[: self.config.num_hidden_layers]
         ]
@@ -152,14 +153,17 @@ class Target(ModelView):
     def _refused(self, why: str) -> UnsupportedModelError:
         return UnsupportedModelError(f"{self.name} cannot be decoded layer by layer here: {why}")
 
-    def _check_kinds(self) -> None:
-        """Raise UnsupportedModelError for rotary embeddings and layers of kinds that cannot be reproduced."""
+    def _check_layer_kinds(self) -> None:
+        """Raise UnsupportedModelError for layers that keep a state of their own, or attend in a way not known here."""
         foreign = sorted(set(getattr(self.config, "layer_types", None) or ()) - _KINDS)
         if foreign:
             raise self._refused(
                 f"it has layers of kind {', '.join(map(repr, foreign))}, and only full and sliding attention can be "
                 "verified in blocks and rolled back"
             )
+
+    def _check_rotary(self) -> None:
+        """Raise UnsupportedModelError for rotary embeddings of kinds that cannot be reproduced."""
         reason = varying_rope(self.config, self.rotary)
         if reason is not None:
             raise self._refused(reason)
