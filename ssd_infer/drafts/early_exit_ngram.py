@@ -136,7 +136,9 @@ class EarlyExitNgram(EarlyExit):
             draft.write(at, hidden, token, q)
         ends = [count + 1 + steps for count in kept_host]
         draft.write(ends, self._early(token, ends))
-        counts = [min(end, limit) for end in ends]  # only what is proposed is cut, never where a state belongs
+        counts = [
+            min(end, limit) for end in ends
+        ]  # only what is proposed is cut, never where a state belongs
         return draft.proposal(counts, self.exit_layer, forwards=1 + steps)
 
     def _early(self, token: Tensor, at: list[int]) -> Tensor:
