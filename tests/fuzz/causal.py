@@ -92,7 +92,9 @@ def _ends(
     return tuple(dict.fromkeys(eos)), tuple(stops)
 
 
-def expected(text: Sequence[int], budget: int, eos: Sequence[int], stops: Sequence[Sequence[int]]) -> list[int]:
+def expected(
+    text: Sequence[int], budget: int, eos: Sequence[int], stops: Sequence[Sequence[int]]
+) -> list[int]:
     """Return the part of a greedy text that is emitted: to the first end of it, that end included."""
     for end in range(1, budget + 1):
         head = list(text[:end])
@@ -203,14 +205,18 @@ def _by_transformers(model: Built, case: Case, strategy: type[Drafter] | None) -
     assert torch.equal(out[:, : ids.shape[1]], ids)
     rows = out[:, ids.shape[1] :].tolist()
     cut = [expected(row, len(row), case.eos, ()) for row in rows]
-    assert all(set(row[len(text) :]) <= {0} for row, text in zip(rows, cut, strict=True)), "padding after the end"
+    assert all(set(row[len(text) :]) <= {0} for row, text in zip(rows, cut, strict=True)), (
+        "padding after the end"
+    )
     return Found(cut)
 
 
 def _by_turns(model: Built, case: Case, strategy: type[Drafter] | None) -> Found:
     """Decode a stream that goes on after every prompt of the case."""
     turns = [list(prompt_of(row)) for row in case.prompts]
-    settled = None if strategy is None else strategy.settle(model.target, case.params, turns[:1], case.sampled)
+    settled = (
+        None if strategy is None else strategy.settle(model.target, case.params, turns[:1], case.sampled)
+    )
     params = None if settled is None else settled.params
     sampler = Sampler(SamplingParams(**_sampling(case)), torch.device("cpu"), 0)
     tokens, stats = decode_turns(model.target, turns, strategy, params, case.budget, sampler)
@@ -239,7 +245,9 @@ def _consistent(found: Found, case: Case) -> None:
         most = case.budget * (len(case.prompts) if case.form == "turns" else 1)
         assert len(text) <= most or case.form == "turns"
         if case.form != "turns":
-            assert text == expected(text, len(text), case.eos, case.stops), "nothing may follow the end of a row"
+            assert text == expected(text, len(text), case.eos, case.stops), (
+                "nothing may follow the end of a row"
+            )
     if found.stats is None or case.form == "turns":
         return
     assert [found.streamed.get(row, []) for row in range(len(found.sequences))] == found.sequences
