@@ -1,7 +1,7 @@
 """Fuzz for hours: `make fuzz MINUTES=60 SEED=0`, or `python -m tests.fuzz --minutes 60 --seed 0 [--only NAME …]`.
 
-Every pass gives each arm some examples on models not seen before. The first fault of an arm is printed with a script that
-shows it, the arm rests, the others go on. Exit code 1 if there was a fault, or an arm that drafted next to nothing.
+Every pass gives each arm some examples on models not seen before. The first fault of an arm is printed with a script
+that shows it, the arm rests, the others go on. Exit code 1 if there was a fault, or an arm drafted next to nothing.
 """
 
 from __future__ import annotations

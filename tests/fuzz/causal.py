@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from hypothesis import assume
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
@@ -26,7 +25,7 @@ from tests.fuzz.tally import Tally
 __all__ = ["Case", "Spec", "show"]
 BATCHES = (2, 1, 2, 3, 3, 4, 5, 6)
 FORMS = ("tensors", "lists", "left", "right", "hf", "turns")
-"""Rows as tensors or lists, a table padded left or right with its mask, transformers' `generate`, and a stream of turns."""
+"""Rows as tensors or lists, a table padded left or right with its mask, transformers' `generate`, a stream of turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +106,15 @@ def check(case: Case, tally: Tally) -> None:
     """Decode one case and compare it with the greedy text; count what it did."""
     model = built(case.model)
     wanted = _turned(model, case) if case.form == "turns" else _wanted(model, case)
+    if wanted is None:
+        tally.ties += 1
+        return
     strategy = None if case.draft is None else drafts.get(case.draft)
     try:
         promised = strategy is None or strategy.claims(strategy.parse(case.params, model.target))
         found = _DECODE.get(case.form, _generate)(model, case, strategy)
     except SSDError as refusal:
-        assert str(refusal), "a refusal must say why"
-        tally.refusals += 1
+        tally.refuse(refusal)
         return
     _count(tally, found, case)
     if promised:
@@ -131,19 +132,22 @@ def difference(found: Sequence[Sequence[int]], wanted: Sequence[Sequence[int]]) 
     return "\n".join(lines)
 
 
-def _wanted(model: Built, case: Case) -> list[list[int]]:
+def _wanted(model: Built, case: Case) -> list[list[int]] | None:
+    """Return the greedy text of every row, None where one of them hangs on a tie."""
     references = [model.reference(prompt_of(row)) for row in case.prompts]
-    assume(not any(reference.tied for reference in references))
+    if any(reference.tied for reference in references):
+        return None
     return [expected(reference.text, case.budget, case.eos, case.stops) for reference in references]
 
 
-def _turned(model: Built, case: Case) -> list[list[int]]:
+def _turned(model: Built, case: Case) -> list[list[int]] | None:
     """Return the greedy stream of a conversation: each prompt of the case is a turn, answered with `budget` tokens."""
     stream: list[int] = []
     for row in case.prompts:
         stream += prompt_of(row)
         reference = model.reference(tuple(stream))
-        assume(not reference.tied)
+        if reference.tied:
+            return None
         stream += reference.text[: case.budget]
     return [stream[len(prompt_of(case.prompts[0])) :]]
 

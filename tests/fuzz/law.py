@@ -95,8 +95,7 @@ def check(case: Case, tally: Tally) -> None:
         promised = strategy.claims(strategy.parse(case.params, built(case.model).target))
         counts = _draw(case, ROWS, case.seed, tally)
     except SSDError as refusal:
-        assert str(refusal), "a refusal must say why"
-        tally.refusals += 1
+        tally.refuse(refusal)
         return
     if promised and worst(counts, laws) < LEVEL:
         again = worst(_draw(case, AGAIN * ROWS, case.seed + 1, tally), laws)

@@ -182,7 +182,7 @@ class _Always(dict[Any, Any]):
 
 
 def _price(target: Target) -> None:
-    """Pretend that drafts are cheap and verifying costs as much as a step, the same on every machine and in every run."""
+    """Pretend that drafts are cheap and verifying costs what a step does, on every machine and in every run."""
     whole = Costs((1, 17), (20.0, 20.0), (0.0, 0.0), target.num_layers)
     costs = SublayerCosts(whole, 10.0, 10.0)
     for do_sample in (False, True):

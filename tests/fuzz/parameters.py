@@ -70,7 +70,7 @@ ALWAYS = ("share", "fruitless", "worth", "guard", "gamma")
 def parameters(
     params: type[Any], scope: Scope, ranges: Mapping[str, Range] = RANGES
 ) -> SearchStrategy[dict[str, Any]]:
-    """Return random keyword arguments for the dataclass `params`; those whose default is "auto" are always among them."""
+    """Return random keyword arguments for the dataclass `params`, always with those whose default is "auto"."""
     hints = typing.get_type_hints(params)
     must, may = {}, {}
     for field in dataclasses.fields(params):

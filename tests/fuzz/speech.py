@@ -165,8 +165,7 @@ def check(case: Case, tally: Tally) -> None:
             segment_seconds=case.segment_seconds,
         )
     except SSDError as refusal:
-        assert str(refusal), "a refusal must say why"
-        tally.refusals += 1
+        tally.refuse(refusal)
         return
     total = out.stats.total
     tally.decodings += 1

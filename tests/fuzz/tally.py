@@ -20,6 +20,8 @@ class Tally:
     tokens: int = 0
     refusals: int = 0
     """Calls refused with a reason, by the library's own errors."""
+    ties: int = 0
+    """Cases left out since a reference's best token has next to no lead over the second."""
     could: int = 0
     """Decodings in which there was something to draft."""
     drafted: int = 0
@@ -34,6 +36,12 @@ class Tally:
         for field in fields(self):
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
+    def refuse(self, refusal: Exception) -> None:
+        """Count a refusal; AssertionError if it does not say why."""
+        if not str(refusal):
+            raise AssertionError("a refusal must say why") from refusal
+        self.refusals += 1
+
     def unfair(self) -> str | None:
         """Say why this run proves nothing, None if it does: mostly refused, or drafts that drafted nothing."""
         if self.refusals > MOST_REFUSED * (self.refusals + self.decodings):
@@ -43,16 +51,18 @@ class Tally:
         return None
 
 
+_COLUMNS = ("decodings", "rows", "tokens", "refusals", "ties", "drafted", "rounds", "accepted", "seconds")
+
+
 def table(tallies: Mapping[str, Tally]) -> str:
     """Return one line an arm, and their sum."""
     total = Tally()
     for tally in tallies.values():
         total.add(tally)
-    head = f"{'':34}{'decodings':>10}{'rows':>8}{'tokens':>9}{'refused':>8}{'drafted':>8}{'rounds':>9}{'accepted':>9}{'seconds':>9}"
+    head = f"{'':34}" + "".join(f"{name:>10}" for name in _COLUMNS)
     lines = [_line(name, tally) for name, tally in {**tallies, "all": total}.items()]
     return "\n".join([head, *lines])
 
 
 def _line(name: str, tally: Tally) -> str:
-    counts = f"{tally.decodings:>10}{tally.rows:>8}{tally.tokens:>9}{tally.refusals:>8}{tally.drafted:>8}"
-    return f"{name:34}{counts}{tally.rounds:>9}{tally.accepted:>9}{tally.seconds:>9.1f}"
+    return f"{name:34}" + "".join(f"{round(getattr(tally, column)):>10}" for column in _COLUMNS)
