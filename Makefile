@@ -1,5 +1,6 @@
 # make demo   install, train, evaluate, print the report       make test    install, lint, types, tests
 # make checks lint and types only                               make bench   measure the engine on a checkpoint
+# make fuzz   compare every draft with plain decoding on random cases, for MINUTES from SEED
 SHELL := /bin/bash
 VENV ?= .venv
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14 python; do \
@@ -12,11 +13,12 @@ TEST_JOBS ?= 2
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 WANDB_MODE=offline \
 	$(PY) -m pytest --numprocesses $(TEST_JOBS) --dist loadfile
 RUN_NAME ?= default
+MINUTES ?= 60
 DEEPSPEED_ENV := PYTHONPATH=$(CURDIR)/$(VENV)/deepspeed PATH=$(CURDIR)/$(VENV)/deepspeed/bin:$(CURDIR)/$(VENV)/bin:$$PATH \
 	TORCH_EXTENSIONS_DIR=$(CURDIR)/$(VENV)/torch_extensions DS_ACCELERATOR=cpu
 OLDEST_TRANSFORMERS := 5.19.0
 
-.PHONY: demo test checks bench test-deepspeed test-oldest clean
+.PHONY: demo test checks bench fuzz test-deepspeed test-oldest clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.installed
@@ -35,6 +37,11 @@ bench: $(VENV)/.installed-dev
 	$(PY) scripts/bench.py loss
 	$(PY) scripts/bench.py train $(ARGS)
 	$(if $(CHECKPOINT),$(PY) scripts/bench.py decode $(CHECKPOINT))
+
+# What tests/fuzz does for a minute in `make test`, for hours and with fresh seeds; ARGS="--only swift" fuzzes one draft.
+fuzz: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 \
+	  $(PY) -m tests.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 # The engines that need DeepSpeed. It comes as source and, on a CPU, builds a small extension at its first run; both are
 # kept beside the environment, which stays without it. Without a C++ compiler these engines cannot run, and are not tested.

@@ -134,8 +134,11 @@ class EarlyExitNgram(EarlyExit):
             hidden = self._early(token, at)
             token, q = self._pick(target.logits(hidden))
             draft.write(at, hidden, token, q)
-        counts = [min(count + 1 + steps, limit) for count in kept_host]
-        draft.write(counts, self._early(token, counts))
+        ends = [count + 1 + steps for count in kept_host]
+        draft.write(ends, self._early(token, ends))
+        counts = [
+            min(end, limit) for end in ends
+        ]  # only what is proposed is cut, never where a state belongs
         return draft.proposal(counts, self.exit_layer, forwards=1 + steps)
 
     def _early(self, token: Tensor, at: list[int]) -> Tensor:

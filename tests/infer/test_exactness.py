@@ -119,6 +119,21 @@ def test_max_length_cuts_a_draft(tiny_model: ModelFactory, new: int) -> None:
     assert (out.stats.total.drafted == 0) == (new <= 2)
 
 
+@pytest.mark.parametrize(("gamma", "copy"), [(3, 10), (2, 2)])
+def test_a_copy_that_outgrows_the_budget_keeps_its_neighbours_states(gamma: int, copy: int) -> None:
+    """Rows that keep different shares of a copy draft on together: the longest passes the limit, and is cut there."""
+    model = build_model(layers=6, vocab_size=29)
+    rows = prompts(12, 29)
+    params = {"exit_layer": 5, "gamma": gamma, "copy": copy, "trust": 0}
+    for new in range(2, 2 * gamma + 4):
+        expected = reference(model, rows, new)
+        for at in range(0, 12, 2):
+            out = ssd_infer.generate(
+                model, rows[at : at + 2], draft="early_exit+ngram", draft_params=params, max_new_tokens=new
+            )
+            assert out.sequences == expected[at : at + 2]
+
+
 def test_stop_sequence_inside_a_block(tiny_model: ModelFactory) -> None:
     model = tiny_model(vocab_size=13)
     row = prompts(1, 13)[0]
