@@ -23,6 +23,7 @@ from ssd_infer.diffusion.likelihood import BATCH, Likelihood, measure
 from ssd_infer.errors import CheckpointError, ConfigError, Problem, SSDError
 from ssd_infer.evaluation.tasks import stdlib_corpus
 from ssd_infer.loading import Loaded
+from ssd_infer.marks import own_marks
 
 
 def passages(count: int, characters: int) -> list[str]:
@@ -37,7 +38,7 @@ def passages(count: int, characters: int) -> list[str]:
 
 
 def sequences(loaded: Loaded, texts: list[str]) -> list[torch.Tensor]:
-    """Return each text's ids after the end token, which is also what begins a document.
+    """Return each text's ids after what begins a document: the tokenizer's own mark, else the end token before it.
 
     Raises CheckpointError where a figure would not compare: without an end token, where ids do not hold the whole
     text, and where they are more than the model has positions.
@@ -47,7 +48,7 @@ def sequences(loaded: Loaded, texts: list[str]) -> list[torch.Tensor]:
         raise CheckpointError(
             f"checkpoint: {loaded.path!r} has no language model and tokenizer with an end token"
         )
-    encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    encoded = tokenizer(texts, add_special_tokens=False, split_special_tokens=True)["input_ids"]
     for text, ids in zip(texts, encoded, strict=True):
         if "".join(tokenizer.decode(ids).split()) != "".join(text.split()):
             raise CheckpointError(f"checkpoint: the tokenizer of {loaded.path!r} loses part of the text")
@@ -57,7 +58,8 @@ def sequences(loaded: Loaded, texts: list[str]) -> list[torch.Tensor]:
         raise CheckpointError(
             f"checkpoint: {loaded.path!r} has {room} positions, and a passage takes {longest}; take fewer --characters"
         )
-    return [torch.tensor([tokenizer.eos_token_id, *ids]) for ids in encoded]
+    begin = (own_marks(tokenizer)[0] or [tokenizer.eos_token_id])[-1]
+    return [torch.tensor([begin, *ids]) for ids in encoded]
 
 
 @torch.no_grad()

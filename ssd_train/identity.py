@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Iterator, Mapping
+from functools import reduce
 from typing import Any
 
 from ssd_infer.errors import ConfigError, Problem
@@ -21,6 +22,8 @@ _FREE = (
 )
 """Prefixes of keys that may differ: where things go, what is measured, and how memory is spent."""
 _EXTENDABLE = "train.max_steps"
+_EARLIER = {"data.add_bos": False, "data.control_tokens": "parse"}
+"""What runs did that know nothing of these keys."""
 
 
 def identity(cfg: Root) -> dict[str, Any]:
@@ -35,6 +38,7 @@ def check_same_run(cfg: Root, saved: Mapping[str, Any]) -> None:
     A longer `train.max_steps` is allowed: schedules stretch from here on, which is said aloud.
     """
     current = identity(cfg)
+    saved = {**{key: value for key, value in _EARLIER.items() if key in current}, **saved}
     problems = []
     for key in sorted({*current, *saved}):
         now, then = current.get(key), saved.get(key)
@@ -51,6 +55,29 @@ def check_same_run(cfg: Root, saved: Mapping[str, Any]) -> None:
         )
     if problems:
         raise ConfigError(problems)
+
+
+def check_same_contents(cfg: Root, now: Mapping[str, str], then: Mapping[str, str] | None) -> None:
+    """Raise ConfigError naming every key whose files hold something else than when the checkpoint was written.
+
+    `now` and `then` are hashes by dotted key; None for a checkpoint of a version that kept none.
+    """
+    if then is None:
+        logger.warning("the checkpoint does not say what its data held, so the data is not compared with it")
+        return
+    rule = "holds other content than what the run's checkpoint was trained with"
+    remedy = "put the earlier content back, choose another run_name, or resume=never"
+    problems = [
+        Problem(key, rule, _value(cfg, key), remedy)
+        for key in sorted({*now} & {*then})
+        if now[key] != then[key]
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _value(cfg: Root, key: str) -> object:
+    return reduce(getattr, key.split("."), cfg)
 
 
 def _belongs_to_another_kind(key: str, current: Mapping[str, Any], saved: Mapping[str, Any]) -> bool:

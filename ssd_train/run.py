@@ -24,10 +24,11 @@ from ssd_train import preflight, provenance, recipes, stopping, tracking
 from ssd_train.arguments import check_device, training_arguments
 from ssd_train.checkpoints import CheckpointStore
 from ssd_train.config.schema import Root
+from ssd_train.data.contents import contents
 from ssd_train.engines import elastic
 from ssd_train.engines.launcher import first_for_all, rank, require_shared, whole_weights
 from ssd_train.failures import explained
-from ssd_train.identity import check_same_run, identity
+from ssd_train.identity import check_same_contents, check_same_run, identity
 from ssd_train.metrics import MetricsFile, replace_text
 from ssd_train.optimizers import custom_optimizer
 from ssd_train.progress import ProgressCallback
@@ -52,7 +53,7 @@ def train(cfg: Root) -> Path:
     run_dir = cfg.run_dir
     args = training_arguments(cfg, run_dir)
     with ExitStack() as stack:
-        checkpoint = _open_run(cfg, args, stack)
+        checkpoint, held = _open_run(cfg, args, stack)
         recipe.run_samples = cfg.train.max_steps * elastic.step_samples(args)
         data = recipe.build_data(cfg, run_dir)
         _check_enough(cfg, args, data)
@@ -72,7 +73,7 @@ def train(cfg: Root) -> Path:
             collator=recipe.collator(data),
             store=CheckpointStore(run_dir, cfg.train.keep_last),
             metrics_file=MetricsFile(run_dir / "metrics.jsonl"),
-            extras=_extras(cfg, recipe),
+            extras=_extras(cfg, recipe, held),
             eval_samples=elastic.validation_samples(cfg.train, args),
             optimizer=custom_optimizer(cfg),
         )
@@ -91,8 +92,11 @@ def train(cfg: Root) -> Path:
     return run_dir
 
 
-def _open_run(cfg: Root, args: TrainingArguments, stack: ExitStack) -> Path | None:
-    """Prepare the run directory and return the checkpoint to continue from; raise SSDError when the system refuses."""
+def _open_run(cfg: Root, args: TrainingArguments, stack: ExitStack) -> tuple[Path | None, dict[str, str]]:
+    """Prepare the run directory; return the checkpoint to continue from, and what the run's files hold.
+
+    Raises SSDError when the system refuses.
+    """
     try:
         return _prepare_run(cfg, args, stack)
     except OSError as error:
@@ -102,19 +106,19 @@ def _open_run(cfg: Root, args: TrainingArguments, stack: ExitStack) -> Path | No
         ) from error
 
 
-def _prepare_run(cfg: Root, args: TrainingArguments, stack: ExitStack) -> Path | None:
-    """Lock the run directory, decide what to continue from, and write what the run is; return the checkpoint.
+def _prepare_run(cfg: Root, args: TrainingArguments, stack: ExitStack) -> tuple[Path | None, dict[str, str]]:
+    """Lock the run directory, decide what to continue from, and write what the run is; return as `_open_run`.
 
     The first process does it for all: a checkpoint is hashed once, and the others see the same result or error.
     """
-    checkpoint = first_for_all(args, lambda: _claim_run(cfg, stack))
+    checkpoint, held = first_for_all(args, lambda: _claim_run(cfg, stack))
     require_shared(args, cfg.run_dir / "config.yaml")
     if checkpoint is not None:
         elastic.adapt(args, cfg.engine.name, read_record(checkpoint))
-    return checkpoint
+    return checkpoint, held
 
 
-def _claim_run(cfg: Root, stack: ExitStack) -> Path | None:
+def _claim_run(cfg: Root, stack: ExitStack) -> tuple[Path | None, dict[str, str]]:
     run_dir = cfg.run_dir
     stack.enter_context(_locked(run_dir))
     if cfg.resume == "never":
@@ -123,15 +127,19 @@ def _claim_run(cfg: Root, stack: ExitStack) -> Path | None:
     store = CheckpointStore(run_dir, cfg.train.keep_last)
     store.clean()
     checkpoint = store.latest()
-    if checkpoint is not None:
-        check_same_run(cfg, read_record(checkpoint).get("identity", {}))
+    record = None if checkpoint is None else read_record(checkpoint)
+    if record is not None:
+        check_same_run(cfg, record.get("identity", {}))
+    held = contents(cfg)
+    if record is not None:
+        check_same_contents(cfg, held, record.get("contents"))
     step = 0 if checkpoint is None else int(checkpoint.name.removeprefix("step-"))
     store.set_aside_after(step)
     MetricsFile(run_dir / "metrics.jsonl").keep_until(step)
     (run_dir / stopping.STOPPED).unlink(missing_ok=True)
     replace_text(run_dir / "config.yaml", config_text(cfg))
     _note_command(run_dir)
-    return checkpoint
+    return checkpoint, held
 
 
 def _fit(trainer: SSDTrainer, cfg: Root, checkpoint: Path | None) -> None:
@@ -239,10 +247,11 @@ def _check_enough(cfg: Root, args: TrainingArguments, data: recipes.TrainingData
         )
 
 
-def _extras(cfg: Root, recipe: recipes.Recipe) -> CheckpointExtras:
+def _extras(cfg: Root, recipe: recipes.Recipe, held: dict[str, str]) -> CheckpointExtras:
     record: dict[str, Any] = {
         "recipe": recipe.metadata(),
         "identity": identity(cfg),
+        "contents": held,
         "provenance": provenance.collect(cfg),
         "engine": cfg.engine.name,
     }

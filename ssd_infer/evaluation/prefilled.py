@@ -5,7 +5,6 @@ A decoding writes past its prompt only, so the slots of the prompts serve any nu
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from ssd_infer.content import text_digest, weights_digest
 from ssd_infer.engine.cache import RowCache
 from ssd_infer.engine.loop import Decoding
 from ssd_infer.engine.sampling import Sampler, SamplingParams
@@ -128,11 +128,14 @@ def prefill_once(target: Target, prompt: list[int], folder: Path | None) -> Fill
 
 
 def _fingerprint(target: Target, prompt: list[int]) -> str:
-    """Tell rows of other prompts, weights and precisions apart."""
-    weights = [tensor.detach().flatten()[:64].float().cpu() for tensor in target.model.parameters()]
-    digest = hashlib.sha256(repr((prompt, str(target.dtype))).encode())
-    digest.update(torch.cat(weights).numpy().tobytes())
-    return digest.hexdigest()[:16]
+    """Tell rows of other prompts, weights, configurations and precisions apart."""
+    facts = [
+        prompt,
+        str(target.dtype),
+        target.config.to_json_string(use_diff=False),
+        weights_digest(target.model),
+    ]
+    return text_digest(facts)[:16]
 
 
 def greedy_sampler(target: Target) -> Sampler:

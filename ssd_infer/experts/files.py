@@ -7,11 +7,10 @@ one contiguous extent; `dense.safetensors` holds every other tensor under the na
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -19,16 +18,16 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from ssd_infer.content import files_digest
 from ssd_infer.errors import CheckpointError, OutputError
 from ssd_infer.experts.layout import MATRICES, MoeLayer
 
 EXPERTS, DENSE, INDEX = "experts.safetensors", "dense.safetensors", "index.json"
-VERSION = 1
+VERSION = 2
+"""From 2 on `source` is a hash of whole files."""
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _PAGE = 4096
-_SAMPLE = 1024
-"""Bytes of every tensor that a fingerprint looks at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,32 +179,12 @@ def read_dense(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def fingerprint(checkpoint: Path) -> str | None:
-    """Return a digest of the weights in a checkpoint's directory; None where it holds no safetensors files.
+    """Return a hash of all weights in a checkpoint's directory; None where it holds no safetensors files.
 
-    Headers and the beginning of every tensor are read, not all of it: retraining moves every tensor.
+    Every byte is read: training may leave any part of a tensor as it was, above all experts no token came to.
     """
     files = sorted(checkpoint.glob("*.safetensors"))
-    digest = hashlib.sha256()
-    for path in files:
-        try:
-            _digest(path, digest.update)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(
-                f"checkpoint: {str(path)!r} cannot be read ({type(error).__name__}: {error})"
-            ) from error
-    return digest.hexdigest() if files else None
-
-
-def _digest(path: Path, update: Callable[[bytes], None]) -> None:
-    with path.open("rb") as file:
-        start = file.read(8)
-        header = file.read(min(int.from_bytes(start, "little"), path.stat().st_size))
-        update(start + header)
-        for name, entry in sorted(json.loads(header).items()):
-            if name != "__metadata__":
-                first, last = entry["data_offsets"]
-                file.seek(8 + len(header) + first)
-                update(file.read(min(_SAMPLE, last - first)))
+    return files_digest(files, "checkpoint", checkpoint) if files else None
 
 
 def is_stale(index: StoreIndex, checkpoint: Path) -> bool:

@@ -6,7 +6,6 @@ different shares on every device, precision and attention backend. A result coun
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from dataclasses import asdict, fields
@@ -16,6 +15,7 @@ from typing import Any
 import transformers
 from torch import nn
 
+from ssd_infer.content import weights_digest
 from ssd_infer.engine.surroundings import surroundings
 from ssd_infer.engine.target import Target
 from ssd_infer.engine.views import SkipSet
@@ -24,18 +24,11 @@ from ssd_infer.search.outlook import Outlook
 
 FILE = "ssd_skip_set.json"
 VERSION = 1
-_SAMPLES = 64
 
 
 def fingerprint(model: nn.Module) -> str:
-    """Hash names, shapes and evenly spaced values of all parameters; what training changes, this changes with."""
-    digest = hashlib.sha256()
-    for name, weight in model.named_parameters():
-        flat = weight.detach().flatten()
-        taken = flat[:: max(1, flat.numel() // _SAMPLES)][:_SAMPLES]
-        digest.update(f"{name} {tuple(weight.shape)}".encode())
-        digest.update(taken.float().cpu().numpy().tobytes())
-    return digest.hexdigest()
+    """Hash names, shapes and all values of all parameters: a change anywhere makes other weights of them."""
+    return weights_digest(model)
 
 
 def circumstances(target: Target, do_sample: bool) -> dict[str, str]:

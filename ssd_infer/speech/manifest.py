@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ssd_infer.errors import DataError
 from ssd_infer.speech.audio import AudioError, read_audio
+from ssd_infer.textfiles import read_objects
 
 FILE = "manifest.jsonl"
 FOLDER = "heldout"
@@ -46,14 +47,10 @@ class Utterance:
     more: dict[str, Any] = field(default_factory=dict)
 
 
-def read_manifest(path: str | Path) -> list[Line]:
-    """Return the lines of a manifest; raises DataError with the line's number for anything that is no such line."""
+def read_manifest(path: str | Path, key: str = "manifest") -> list[Line]:
+    """Return the lines of a manifest; raises DataError, which names `key` and the line, for what is no such line."""
     path = Path(path)
-    try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: must be a manifest of JSON lines ({error})") from error
-    lines = [_line(path, number, raw) for number, raw in enumerate(text.split("\n"), 1) if raw.strip()]
+    lines = [_line(path, number, value) for _, number, value in read_objects(path, key)]
     if not lines:
         raise DataError(f'{path}: holds no lines; each must read {{"audio": PATH, "text": WORDS}}')
     return lines
@@ -106,14 +103,8 @@ def _sets(checkpoint: Path) -> Iterator[tuple[str, Path]]:
             return
 
 
-def _line(path: Path, number: int, raw: str) -> Line:
+def _line(path: Path, number: int, value: dict[str, Any]) -> Line:
     where = f"{path}, line {number}"
-    try:
-        value = json.loads(raw)
-    except ValueError as error:
-        raise DataError(f"{where}: must be one JSON object ({error})") from error
-    if not isinstance(value, dict):
-        raise DataError(f"{where}: must be one JSON object (got {type(value).__name__})")
     for key in ("audio", "text"):
         if not isinstance(value.get(key), str) or not value[key].strip():
             raise DataError(f"{where}: {key!r} must be a text that is not empty (got {value.get(key)!r})")

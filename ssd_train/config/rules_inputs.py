@@ -23,6 +23,7 @@ from ssd_train.config.schema_speech import SpeechDataConfig, SpeechModelConfig
 
 FAMILIES = ("llama", "qwen3", "mistral", "olmo2")
 MOE_FAMILIES = ("qwen3_moe", "qwen2_moe", "olmoe")
+CONTROL_TOKENS = ("text", "parse")
 SMALLEST_VOCAB = 259
 """Bytes and special tokens: what a byte-level BPE holds before its first merge."""
 
@@ -132,6 +133,7 @@ def check_data(data: DataConfig, checks: Checks) -> None:
     checks.at_least("validation_blocks", data.validation_blocks, 1)
     checks.at_least("tokenizer_vocab", data.tokenizer_vocab, SMALLEST_VOCAB, "try 4096")
     checks.within("validation_share", data.validation_share, 0, 1, open_end=True)
+    checks.choice("control_tokens", data.control_tokens, CONTROL_TOKENS)
     if isinstance(data, StdlibTextConfig):
         checks.within("code_share", data.code_share, 0, 1)
         checks.above_zero("max_mb", data.max_mb)

@@ -163,6 +163,10 @@ class DataConfig:
     """Vocabulary of the tokenizer trained on this data when the model brings none."""
     cache_dir: str | None = None
     """Where tokenized data is kept; null means inside the run's output root."""
+    add_bos: bool = True
+    """Begin each document with what the tokenizer puts before a text (`<s>`, often nothing), as prompts do."""
+    control_tokens: str = "text"
+    """What `</s>` spelt out inside a document is: text (its letters), or parse (the control token itself)."""
 
 
 @dataclass(slots=True)

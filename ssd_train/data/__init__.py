@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from filelock import FileLock
 from transformers import PreTrainedTokenizerBase
 
+from ssd_infer.content import text_digest
 from ssd_infer.errors import DataError
 from ssd_train.config.schema import DataConfig, Root
+from ssd_train.data.framing import Encoder
 from ssd_train.data.packing import PackedBlocks, token_dtype, write_json, write_tokens
 from ssd_train.data.sources import TextSource, open_source
 from ssd_train.data.tokenizer import load_tokenizer, vocabulary_hash
@@ -22,6 +22,10 @@ from ssd_train.data.tokenizer import load_tokenizer, vocabulary_hash
 __all__ = ["PackedBlocks", "TextData", "build"]
 
 logger = logging.getLogger(__name__)
+
+_FORMAT = 2
+"""Of the token files: those of another format are not read."""
+_SIDES = ("train", "validation")
 
 
 @dataclass(slots=True)
@@ -63,10 +67,11 @@ def build(cfg: Root, run_dir: Path) -> TextData:
         trained = any((run_dir / "checkpoints").glob("step-*"))
         tokenizer = load_tokenizer(cfg, source, run_dir / "tokenizer", keep=trained)
     cache = Path(cfg.data.cache_dir or Path(cfg.output_root) / ".cache")
-    folder = cache / _fingerprint(cfg.data, source, tokenizer)
+    encoder = Encoder(tokenizer, add_bos=cfg.data.add_bos, control_tokens=cfg.data.control_tokens)
+    folder = cache / _fingerprint(cfg.data, source, encoder)
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(str(folder / ".lock")):
-        sizes = _pack(source, tokenizer, folder)
+        sizes = _pack(cfg.data, source, encoder, folder)
     train, validation = _split_blocks(cfg, source, sizes)
     dtype, block = token_dtype(tokenizer), cfg.data.block_size
     order = np.random.default_rng(cfg.seed).permutation(train[1])
@@ -76,29 +81,45 @@ def build(cfg: Root, run_dir: Path) -> TextData:
         tokenizer,
     )
     logger.info("data: %s", data.describe())
+    say_rules(encoder)
     return data
 
 
-def _fingerprint(cfg: DataConfig, source: TextSource, tokenizer: PreTrainedTokenizerBase) -> str:
-    parts = [source.fingerprint, vocabulary_hash(tokenizer), str(tokenizer.eos_token_id)]
-    return f"{cfg.kind}-{hashlib.sha256('/'.join(parts).encode()).hexdigest()[:16]}"
+def say_rules(encoder: Encoder) -> None:
+    """Log what begins and ends a document, and what became of control tokens spelt out in the text."""
+    logger.info("data: %s", encoder.rule())
+    if (spelling := encoder.spelling()) is not None:
+        logger.warning("data: %s", spelling)
 
 
-def _pack(source: TextSource, tokenizer: PreTrainedTokenizerBase, folder: Path) -> dict[str, int]:
+def _fingerprint(cfg: DataConfig, source: TextSource, encoder: Encoder) -> str:
+    parts = [_FORMAT, source.fingerprint, vocabulary_hash(encoder.tokenizer), encoder.identity]
+    return f"{cfg.kind}-{text_digest(parts)[:16]}"
+
+
+def _pack(cfg: DataConfig, source: TextSource, encoder: Encoder, folder: Path) -> dict[str, int]:
     """Write both token files unless an earlier run has, and return their lengths in tokens."""
     meta = folder / "meta.json"
-    width = np.dtype(token_dtype(tokenizer)).itemsize
+    width = np.dtype(token_dtype(encoder.tokenizer)).itemsize
     if meta.exists():
-        found: dict[str, Any] = json.loads(meta.read_text(encoding="utf-8"))
-        if all(_size(folder / f"{side}.bin") == int(count) * width for side, count in found.items()):
-            return {side: int(count) for side, count in found.items()}
+        found: dict[str, int] = json.loads(meta.read_text(encoding="utf-8"))
+        if all(_size(folder / f"{side}.bin") == found[side] * width for side in _SIDES):
+            encoder.spelt, encoder.parsed = found["spelt"], found["parsed"]
+            return found
         logger.warning("data: %s is incomplete and is written again", folder)
+    meta.unlink(missing_ok=True)
     for left_over in folder.glob("*.part"):  # of a process that was killed; the lock is ours now
         left_over.unlink(missing_ok=True)
+    streams = {"train": source.train, "validation": source.validation}
     counts = {
-        "train": write_tokens(source.train(), tokenizer, folder / "train.bin"),
-        "validation": write_tokens(source.validation(), tokenizer, folder / "validation.bin"),
+        side: write_tokens(streams[side](), encoder.tokenizer, folder / f"{side}.bin", encoder)
+        for side in _SIDES
     }
+    if open_source(cfg).fingerprint != source.fingerprint:
+        raise DataError(
+            f"{source.key}: was changed while it was read (got {source.name!r}); start again when it is whole"
+        )
+    counts |= {"spelt": encoder.spelt, "parsed": encoder.parsed}
     write_json(meta, counts)
     return counts
 

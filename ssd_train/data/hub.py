@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from ssd_infer.content import files_digest, folder_digest, text_digest
 from ssd_infer.errors import DataError
 from ssd_train.config.schema import HubTextConfig
 from ssd_train.data.sources import Passage, TextSource, held_out
@@ -15,37 +15,85 @@ from ssd_train.data.sources import Passage, TextSource, held_out
 
 def hub_source(cfg: HubTextConfig) -> TextSource:
     """Return the source of a hub dataset; raise `DataError` when dataset, split or text field does not exist."""
-    dataset = _load(cfg)
+    content = dataset_content(cfg.name, cfg.subset)
+    dataset = _load(cfg, content)
+    content = content or remote_content(dataset, cfg.name, cfg.subset)
     _check_field(dataset, cfg)
     train, validation = held_out(lambda: _passages(dataset, cfg), cfg.validation_share)
-    parts = [cfg.name, str(cfg.subset), cfg.split, cfg.text_field, str(cfg.max_documents)]
-    parts += [
-        str(cfg.validation_share),
-        str(getattr(dataset, "_fingerprint", "")) if not cfg.streaming else "",
-    ]
-    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-    return TextSource("data.name", cfg.name, f"hub-{digest}", train, validation)
+    parts = [content, cfg.subset, cfg.split, cfg.text_field, cfg.max_documents, cfg.validation_share]
+    fingerprint = f"hub-{text_digest(parts)[:16]}"
+    return TextSource("data.name", cfg.name, fingerprint, train, validation, {"data.name": content})
 
 
-def _load(cfg: HubTextConfig) -> Any:
+def dataset_content(name: str, subset: str | None) -> str | None:
+    """Return a hash of all that a dataset on disk holds; None for one that is on the hub."""
+    path = Path(name)
+    if not path.exists():
+        return None
+    held = folder_digest(path, "data.name") if path.is_dir() else files_digest([path], "data.name")
+    return text_digest([held, subset])
+
+
+def remote_content(dataset: Any, name: str, subset: str | None) -> str:
+    """Return what identifies a hub dataset's content: the commit of each of its files, in the form `datasets` keeps.
+
+    A dataset in memory or in `datasets`' cache has it in its fingerprint; for a streamed one the hub is asked.
+    """
+    if (known := getattr(dataset, "_fingerprint", None)) is not None:
+        return str(known)
+    import datasets
+
+    try:
+        builder = datasets.load_dataset_builder(name, subset)
+    except Exception as error:  # as in `_load`
+        raise unloadable(name, subset, None, error) from error
+    files = builder.config.data_files or {}
+    return text_digest([name, subset, builder.hash, {str(k): v.origin_metadata for k, v in files.items()}])
+
+
+def cache_of(content: str | None) -> dict[str, str]:
+    """Return where `datasets` may keep what it makes of a dataset on disk: a place of its own for each content.
+
+    By itself it knows files by their names and times, and gives back what they held before.
+    """
+    import datasets
+
+    if content is None:
+        return {}
+    return {"cache_dir": str(Path(datasets.config.HF_DATASETS_CACHE) / "by_content" / content)}
+
+
+def unloadable(name: str, subset: str | None, split: str | None, error: Exception) -> DataError:
+    """Return the sentence for a dataset that `datasets` cannot load."""
+    reason = " ".join(str(error).split())[:300]
+    return DataError(
+        f"data.name: the dataset cannot be loaded (got {name!r}, subset {subset!r}, split {split!r}): "
+        f"{type(error).__name__}: {reason}; check the name, the network and HF_TOKEN, or "
+        "use data=local data.path=FILE"
+    )
+
+
+def is_saved(name: str) -> bool:
+    """Tell whether `name` is a directory that `save_to_disk` wrote."""
+    return (Path(name) / "state.json").exists() or (Path(name) / "dataset_dict.json").exists()
+
+
+def _load(cfg: HubTextConfig, content: str | None) -> Any:
     """Return the split as a `datasets` object; every failure becomes a sentence with a remedy."""
     import datasets
 
     try:
-        if (Path(cfg.name) / "state.json").exists() or (Path(cfg.name) / "dataset_dict.json").exists():
+        if is_saved(cfg.name):
             return _split(datasets.load_from_disk(cfg.name), cfg)
-        return datasets.load_dataset(cfg.name, cfg.subset, split=cfg.split, streaming=cfg.streaming)
+        return datasets.load_dataset(
+            cfg.name, cfg.subset, split=cfg.split, streaming=cfg.streaming, **cache_of(content)
+        )
     except DataError:
         raise
     except (
         Exception
     ) as error:  # datasets raises a dozen types from five libraries; none is skipped, all are said
-        reason = " ".join(str(error).split())[:300]
-        raise DataError(
-            f"data.name: the dataset cannot be loaded (got {cfg.name!r}, subset {cfg.subset!r}, split "
-            f"{cfg.split!r}): {type(error).__name__}: {reason}; check the name, the network and HF_TOKEN, or "
-            "use data=local data.path=FILE"
-        ) from error
+        raise unloadable(cfg.name, cfg.subset, cfg.split, error) from error
 
 
 def _split(dataset: Any, cfg: HubTextConfig) -> Any:

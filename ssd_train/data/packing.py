@@ -1,4 +1,4 @@
-"""Documents joined by the end token, cut into blocks of one length, and kept on disk as one array of integers."""
+"""Documents in their marks joined, cut into blocks of one length, and kept on disk as one array of integers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from ssd_infer.errors import DataError
+from ssd_train.data.framing import Encoder
 from ssd_train.data.sources import Passage
 
 _BATCH_CHARACTERS = 1 << 20
@@ -46,23 +47,26 @@ class PackedBlocks(Dataset[dict[str, torch.Tensor]]):
         return len(self.order) * self.block_size
 
 
-def write_tokens(passages: Iterator[Passage], tokenizer: PreTrainedTokenizerBase, path: Path) -> int:
-    """Encode `passages` into the integer file `path`, an end token after each document; return the token count.
+def write_tokens(
+    passages: Iterator[Passage],
+    tokenizer: PreTrainedTokenizerBase,
+    path: Path,
+    encoder: Encoder | None = None,
+) -> int:
+    """Encode `passages` into the integer file `path`, each document in its marks; return the token count.
 
     The file appears under its name only when complete.
     """
-    if tokenizer.eos_token_id is None:
-        raise DataError("model: the tokenizer has no end token (got eos_token=None); use another tokenizer")
+    encoder = encoder or Encoder(tokenizer)
     partial = path.with_suffix(f".{os.getpid()}.part")
     dtype = token_dtype(tokenizer)
     total = 0
     try:
         with partial.open("wb") as file:
-            for batch in _batches(passages):
-                for item, ids in zip(batch, _encode(tokenizer, [item.text for item in batch]), strict=True):
-                    array = np.asarray([*ids, tokenizer.eos_token_id] if item.ends else ids, dtype=dtype)
-                    file.write(array.tobytes())
-                    total += array.size
+            for row in _rows(passages, encoder):
+                array = np.asarray(row, dtype=dtype)
+                file.write(array.tobytes())
+                total += array.size
         partial.replace(path)
     except OSError as error:
         raise DataError(
@@ -74,15 +78,18 @@ def write_tokens(passages: Iterator[Passage], tokenizer: PreTrainedTokenizerBase
     return total
 
 
-def _encode(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
-    """Return the ids of each text without special tokens; the backend alone needs no offsets and is faster."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is not None:
-        backend.no_truncation()  # a tokenizer file may ask for both, which would cut text silently
-        backend.no_padding()
-        return [item.ids for item in backend.encode_batch_fast(texts, add_special_tokens=False)]
-    encoded: list[list[int]] = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
-    return encoded
+def _rows(passages: Iterator[Passage], encoder: Encoder) -> Iterator[list[int]]:
+    """Yield the ids of each passage; where end and begin are one token, one of them stands between two documents."""
+    begins, shared = True, encoder.begin == encoder.end
+    for number, (item, ids) in enumerate(_encoded(passages, encoder)):
+        begin = encoder.begin if begins and not (shared and number) else []
+        yield [*begin, *ids, *(encoder.end if item.ends else [])]
+        begins = item.ends
+
+
+def _encoded(passages: Iterator[Passage], encoder: Encoder) -> Iterator[tuple[Passage, list[int]]]:
+    for batch in _batches(passages):
+        yield from zip(batch, encoder.ids([item.text for item in batch]), strict=True)
 
 
 def token_dtype(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ssd_infer.errors import DataError
 from ssd_infer.evaluation.tasks import stdlib_corpus
@@ -29,8 +29,11 @@ class TextSource:
     key: str
     name: str
     fingerprint: str
+    """Changes with every byte of the text and every setting that chooses among it."""
     train: Passages
     validation: Passages
+    contents: dict[str, str] = field(default_factory=dict)
+    """Hashes of all that was read, by the dotted key that names it."""
 
 
 def open_source(cfg: DataConfig) -> TextSource:
@@ -68,12 +71,14 @@ def content_share(text: str) -> float:
 def stdlib_source(cfg: StdlibTextConfig) -> TextSource:
     """Return the embedded corpus: prose and code in the asked-for proportion, at most `max_mb` of training text."""
     share = cfg.code_share if cfg.include_code else 0.0
+    corpus = stdlib_corpus.fingerprint()
     return TextSource(
         key="data",
         name="stdlib_text",
-        fingerprint=f"stdlib-{stdlib_corpus.fingerprint()}-{share}-{cfg.max_mb}",
+        fingerprint=f"stdlib-{corpus}-{share}-{cfg.max_mb}",
         train=lambda: _stdlib_passages("train", share, cfg.max_mb * 1e6),
         validation=lambda: _stdlib_passages("validation", share, cfg.max_mb * 1e6),
+        contents={"data.kind": corpus},
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from ssd_infer.content import folder_digest
 from ssd_infer.errors import DataError
 from ssd_train.config.schema import HFModelConfig, ModelConfig, Root
 from ssd_train.data.sources import TextSource
@@ -22,6 +25,10 @@ _BYTES = 256
 _READ_CHARACTERS = 64_000_000
 _TRAIN_CHARACTERS = 16_000_000
 _MARK = "tokenizer_identity.json"
+_FORMAT = 2
+"""Of that file; from 2 on `source` is a hash of all text."""
+
+logger = logging.getLogger(__name__)
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, max_length: int) -> PreTrainedTokenizerFast:
@@ -70,7 +77,7 @@ def load_tokenizer(
         length = getattr(model, "max_length", cfg.data.block_size)
         tokenizer = cached_bpe(source, cfg.data.tokenizer_vocab, length, directory, keep=keep)
     else:
-        tokenizer = _pretrained(model, name)
+        tokenizer = pretrained_tokenizer(model, name)
     rows = getattr(model, "vocab_size", None)
     if rows is not None and len(tokenizer) > rows:
         raise DataError(
@@ -80,7 +87,8 @@ def load_tokenizer(
     return tokenizer
 
 
-def _pretrained(model: ModelConfig, name: str) -> PreTrainedTokenizerBase:
+def pretrained_tokenizer(model: ModelConfig, name: str) -> PreTrainedTokenizerBase:
+    """Return the tokenizer called `name`; raise `DataError` with the reason when there is none."""
     options = {}
     if isinstance(model, HFModelConfig):
         options = {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
@@ -105,11 +113,18 @@ def cached_bpe(
 
     A resumed run must never meet other token ids: with `keep` a stored tokenizer of another origin is a `DataError`.
     """
-    identity = {"vocab_size": vocab_size, "source": source.fingerprint}
+    identity = {"format": _FORMAT, "vocab_size": vocab_size, "source": source.fingerprint}
     mark = directory / _MARK
     if mark.exists():
         found = json.loads(mark.read_text(encoding="utf-8"))
         tokenizer: PreTrainedTokenizerBase = PreTrainedTokenizerFast.from_pretrained(directory)
+        if (
+            keep and "format" not in found
+        ):  # which looked at a part of the text only, so there is nothing to compare
+            logger.warning(
+                "%s was made by an earlier version: its text is not compared with %s", directory, source.key
+            )
+            found |= {"format": _FORMAT, "source": source.fingerprint}
         if found == {**identity, "vocabulary": vocabulary_hash(tokenizer)}:
             return tokenizer
         if keep:
@@ -152,10 +167,18 @@ def vocabulary_hash(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return a hash of what `tokenizer` does to text; padding and truncation, set by each call, do not count."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        described: object = sorted(tokenizer.get_vocab().items())
+        described: object = _saved_vocabulary(tokenizer)
     else:
         described = {**json.loads(backend.to_str()), "truncation": None, "padding": None}
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _saved_vocabulary(tokenizer: PreTrainedTokenizerBase) -> list[object]:
+    """Return what a tokenizer written in Python consists of: its class, its entries, and the content of its files."""
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save_vocabulary(folder)
+        files = folder_digest(Path(folder), "model.tokenizer")
+    return [type(tokenizer).__name__, sorted(tokenizer.get_vocab().items()), files]
 
 
 def _sample(texts: Iterable[str]) -> list[str]:

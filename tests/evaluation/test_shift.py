@@ -30,7 +30,7 @@ class Bytes:
 
     eos_token_id = None
 
-    def __call__(self, text: str) -> dict[str, list[int]]:
+    def __call__(self, text: str, **_: bool) -> dict[str, list[int]]:
         return {"input_ids": list(text.encode())}
 
 

@@ -17,8 +17,10 @@ class Letters:
 
     eos_token_id = 0
 
-    def __call__(self, text: str) -> dict[str, list[int]]:
-        return {"input_ids": [*(ord(char) for char in text), 0]}
+    def __call__(
+        self, text: str, add_special_tokens: bool = True, split_special_tokens: bool = False
+    ) -> dict[str, list[int]]:
+        return {"input_ids": [*(ord(char) for char in text), *([0] if add_special_tokens else [])]}
 
 
 def text_of(ids: list[int]) -> str:
@@ -72,9 +74,9 @@ def test_file_prompts_as_text_ids_and_paragraphs(tmp_path: Path) -> None:
     ("content", "said"),
     [
         ("", "holds no prompt"),
-        ("{", "line 1 is no JSON"),
-        ('{"other": 1}', "line 1 has none of"),
-        (None, "cannot read"),
+        ("{", r"p\.jsonl:1 is not JSON"),
+        ('{"other": 1}', r"p\.jsonl:1 has none of"),
+        (None, "cannot be read"),
     ],
 )
 def test_unusable_files_say_what_is_wrong(tmp_path: Path, content: str | None, said: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import ssd_infer
 from ssd_infer.engine.target import Target
@@ -266,6 +267,19 @@ def test_a_store_of_earlier_weights_is_refused_and_an_evaluation_writes_it_again
         load_offloaded(tmp_path, 0.5)
     loaded = evaluation_model(str(tmp_path), 0.5, "float32", "cpu")
     assert run(loaded, rows=ROWS[:1]).sequences == greedy(model, ROWS[:1])
+
+
+def test_a_store_is_refused_when_a_single_expert_was_trained(tmp_path: Path) -> None:
+    build_moe("qwen3_moe").save_pretrained(tmp_path)
+    make_store(tmp_path)
+    load_offloaded(tmp_path, 0.9)
+    (file,) = tmp_path.glob("*.safetensors")
+    held = load_file(file)
+    name = next(name for name in held if "experts" in name and "down_proj" in name)
+    held[name].view(-1)[-1] += 1
+    save_file(held, file, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match="was written from other weights"):
+        load_offloaded(tmp_path, 0.9)
 
 
 def test_a_store_written_anew_leaves_its_readers_the_old_one(tmp_path: Path) -> None:

@@ -299,3 +299,12 @@ def test_both_methods_search_on_the_same_ground(checkpoint: Path) -> None:
     ]
     assert found[0].extra["costs"] == found[1].extra["costs"]
     assert [store.load(checkpoint, target, False, item.method)[0] for item in found] == found
+
+
+def test_a_change_of_one_value_makes_other_weights(checkpoint: Path) -> None:
+    model, again = (ssd_infer.load(checkpoint, device="cpu").model for _ in range(2))
+    first = store.fingerprint(model)
+    assert store.fingerprint(again) == first
+    with torch.no_grad():
+        model.get_parameter("model.layers.0.mlp.up_proj.weight")[3, 5] += 1e-3
+    assert store.fingerprint(model) != first

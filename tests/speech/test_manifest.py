@@ -48,7 +48,7 @@ def test_only_a_newline_ends_a_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("{", "line 2: must be one JSON object"),
+        ("{", r"m\.jsonl:2 is not JSON"),
         ("[1]", "got list"),
         ('{"text": "a"}', "'audio' must be a text"),
         ('{"audio": "a.wav", "text": ""}', "'text' must be a text that is not empty"),
@@ -66,8 +66,8 @@ def test_empty_missing_and_binary_manifests(tmp_path: Path) -> None:
     (tmp_path / "binary.jsonl").write_bytes(bytes(range(256)))
     for name, words in {
         "empty": "holds no lines",
-        "missing": "must be a manifest",
-        "binary": "must be a",
+        "missing": "cannot be read",
+        "binary": "is not UTF-8",
     }.items():
         with pytest.raises(DataError, match=words):
             read_manifest(tmp_path / f"{name}.jsonl")

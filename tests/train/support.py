@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ssd_train.config.schema import (
     EarlyExitConfig,
     EvalConfig,
+    HFModelConfig,
     LayerDropoutConfig,
     LayerSkipConfig,
     LocalTextConfig,
@@ -54,6 +56,34 @@ def tiny_llama(
 def tokens(rows: int, length: int = 12, seed: int = 1) -> torch.Tensor:
     """Return random token ids `(rows, length)`."""
     return torch.randint(0, VOCAB, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def llama_tokenizer(template: str = "<s> $A", **tokens: str) -> PreTrainedTokenizerFast:
+    """Return a tokenizer in the manner of Llama: `<s>` before every text (as `template` says), `</s>` its end token."""
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<s>", "</s>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(["alpha beta gamma exit layer draft"] * 9, trainer=trainer)
+    marks = [(name, backend.token_to_id(name)) for name in ("<s>", "</s>") if name in template]
+    backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=marks)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        **{"bos_token": "<s>", "eos_token": "</s>", "additional_special_tokens": ["<|im_end|>"], **tokens},
+    )
+
+
+def base_model(directory: Path, **changes: Any) -> HFModelConfig:
+    """Save a tiny causal model with such a tokenizer below `directory` and return the option that names it."""
+    settings = {"vocab_size": 300, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1, **changes}
+    tiny_llama(**settings).save_pretrained(directory / "base")
+    llama_tokenizer().save_pretrained(directory / "base")
+    return HFModelConfig(name=str(directory / "base"))
 
 
 class Samples(torch.utils.data.Dataset):

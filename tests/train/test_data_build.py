@@ -27,7 +27,7 @@ from ssd_train.config.schema import (
     ScratchModelConfig,
     StdlibTextConfig,
 )
-from ssd_train.data import packing
+from ssd_train.data.framing import Encoder
 from ssd_train.data.packing import token_dtype, write_tokens
 from ssd_train.data.sources import Passage, stdlib_source
 from ssd_train.data.tokenizer import train_bpe, vocabulary_hash
@@ -196,7 +196,7 @@ def test_a_full_disk_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.Mon
 
     cfg = root(tmp_path, local(tmp_path, WORDS))
     with monkeypatch.context() as patch:
-        patch.setattr(packing, "_encode", full)
+        patch.setattr(Encoder, "ids", full)
         with pytest.raises(DataError, match=r"data\.cache_dir: .*No space left on device"):
             build(cfg)
     assert not list((tmp_path / "out").rglob("*.part"))

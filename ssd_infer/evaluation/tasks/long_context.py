@@ -7,6 +7,7 @@ from typing import Any
 
 from ssd_infer.errors import DataError
 from ssd_infer.evaluation.tasks.stdlib_corpus import Document, Kind, Split, documents
+from ssd_infer.marks import own_marks
 
 LONG_TASKS = ("long_continuation", "copy", "needle")
 _CHARACTERS_PER_TOKEN = 8
@@ -36,7 +37,9 @@ def long_prompts(
 
 def _continuation(tokenizer: Any, width: int, order: random.Random, split: Split) -> list[int]:
     """Join prose or code documents and stop anywhere."""
-    return _ids(tokenizer, _text(order, split, order.choice(("prose", "code")), width))[-width:]
+    from ssd_infer.evaluation.tasks.prompts import tokenize
+
+    return tokenize(tokenizer, _text(order, split, order.choice(("prose", "code")), width), last=width)
 
 
 def _copy(tokenizer: Any, width: int, order: random.Random, split: Split) -> list[int]:
@@ -44,10 +47,12 @@ def _copy(tokenizer: Any, width: int, order: random.Random, split: Split) -> lis
     opening = max(4, width // 64)
     passage = _ids(tokenizer, _text(order, split, "prose", width // 4))[: width // 4]
     again = _ids(tokenizer, _AGAIN)
-    rest = width - len(passage) - len(again) - opening
+    begin = own_marks(tokenizer)[0]
+    rest = width - len(begin) - len(passage) - len(again) - opening
     if rest < 0:
         raise DataError(f"tasks: copy needs prompts of more than {width} tokens; raise prompt_tokens")
-    return _ids(tokenizer, _text(order, split, "prose", rest))[:rest] + passage + again + passage[:opening]
+    before = _ids(tokenizer, _text(order, split, "prose", rest))[:rest]
+    return [*begin, *before, *passage, *again, *passage[:opening]]
 
 
 def _needle(tokenizer: Any, width: int, order: random.Random, split: Split) -> list[int]:
@@ -55,12 +60,13 @@ def _needle(tokenizer: Any, width: int, order: random.Random, split: Split) -> l
     name, number = order.choice(_NAMES), order.randint(10_000, 99_999)
     needle = _ids(tokenizer, _NEEDLE.format(name=name, number=number))
     question = _ids(tokenizer, _QUESTION.format(name=name))
-    rest = width - len(needle) - len(question)
+    begin = own_marks(tokenizer)[0]
+    rest = width - len(begin) - len(needle) - len(question)
     if rest < 0:
         raise DataError(f"tasks: needle needs prompts of more than {width} tokens; raise prompt_tokens")
     hay = _ids(tokenizer, _text(order, split, "prose", rest))[:rest]
     depth = order.randint(0, len(hay))
-    return hay[:depth] + needle + hay[depth:] + question
+    return [*begin, *hay[:depth], *needle, *hay[depth:], *question]
 
 
 def needle_answer(prompt_text: str) -> str | None:
@@ -90,6 +96,7 @@ def _shuffled(order: random.Random, pool: list[Document]) -> list[Document]:
 
 
 def _ids(tokenizer: Any, text: str) -> list[int]:
+    """Return the ids of a part of a prompt, without the marks that begin the whole."""
     from ssd_infer.evaluation.tasks.prompts import tokenize
 
-    return tokenize(tokenizer, text)
+    return tokenize(tokenizer, text, marks=False)

@@ -13,6 +13,8 @@ from typing import Any
 from ssd_infer.errors import ConfigError, DataError, Problem
 from ssd_infer.evaluation.tasks.long_context import LONG_TASKS, long_prompts
 from ssd_infer.evaluation.tasks.stdlib_corpus import Document, Split, documents
+from ssd_infer.marks import own_marks
+from ssd_infer.textfiles import read_objects, read_whole
 
 STDLIB_TASKS = {"stdlib_code": "code", "stdlib_prose": "prose"}
 _CHARACTERS_PER_TOKEN = 8
@@ -129,33 +131,40 @@ def _cut(document: Document, width: int, order: random.Random) -> str:
     return document.text[start : start + width * _CHARACTERS_PER_TOKEN]
 
 
-def tokenize(tokenizer: Any, text: str) -> list[int]:
-    """Return ids with the tokenizer's own beginning marks and without an end mark."""
-    ids: list[int] = list(tokenizer(text)["input_ids"])
-    return ids[:-1] if ids and ids[-1] == getattr(tokenizer, "eos_token_id", None) else ids
+def tokenize(
+    tokenizer: Any, text: str, *, last: int | None = None, marks: bool = True, parse: bool = False
+) -> list[int]:
+    """Return ids as training packs them: the tokenizer's own beginning marks, no end mark, `</s>` in a text as text.
+
+    With `last` at most so many, the marks and the end of the text. Without `marks` it is a text that others come
+    before; `parse` takes control tokens in it as such.
+    """
+    begin = own_marks(tokenizer)[0] if marks else []
+    ids: list[int] = list(
+        tokenizer(text, add_special_tokens=False, split_special_tokens=not parse)["input_ids"]
+    )
+    over = 0 if last is None else max(0, len(begin) + len(ids) - last)
+    return [*begin, *ids[over:]][:last]
 
 
 def _read(path: Path) -> list[Any]:
-    """Return one entry a prompt: a string or a list of ids."""
-    try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"tasks: cannot read {path} ({error})") from error
+    """Return one entry a prompt: a text, a list of ids, or `Written` by hand."""
     if path.suffix not in (".jsonl", ".json"):
-        return [part for part in text.split("\n\n") if part.strip()]
-    return [_entry(path, number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+        return [part for part in read_whole(path, "tasks").split("\n\n") if part.strip()]
+    return [_entry(where, row) for where, _, row in read_objects(path, "tasks")]
 
 
-def _entry(path: Path, number: int, line: str) -> Any:
-    try:
-        value = json.loads(line)
-    except ValueError as error:
-        raise DataError(f"tasks: {path} line {number} is no JSON ({error})") from error
-    fields = value if isinstance(value, dict) else {}
-    found = next((fields[key] for key in ("ids", "prompt", "text") if fields.get(key)), None)
-    if found is None:
-        raise DataError(f"tasks: {path} line {number} has none of ids, prompt, text")
-    return found
+class Written(str):
+    """A prompt as a user writes it to a model: control tokens spelt out in it are meant."""
+
+    __slots__ = ()
+
+
+def _entry(where: str, row: dict[str, Any]) -> Any:
+    key = next((key for key in ("ids", "prompt", "text") if row.get(key)), None)
+    if key is None:
+        raise DataError(f"tasks: {where} has none of ids, prompt, text")
+    return Written(row[key]) if key == "prompt" else row[key]
 
 
 def _encode(tokenizer: Any, entry: Any, prompt_tokens: int, name: str) -> list[int]:
@@ -163,4 +172,4 @@ def _encode(tokenizer: Any, entry: Any, prompt_tokens: int, name: str) -> list[i
         return [int(token) for token in entry][-prompt_tokens:]
     if tokenizer is None:
         raise DataError(f"tasks: {name} holds text, but the checkpoint has no tokenizer; give ids instead")
-    return tokenize(tokenizer, str(entry))[-prompt_tokens:]
+    return tokenize(tokenizer, str(entry), last=prompt_tokens, parse=isinstance(entry, Written))

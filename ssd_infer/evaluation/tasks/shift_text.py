@@ -34,7 +34,7 @@ def shift_streams(
             _passage(order, split, "code", width),
             dialogue(order, split, width),
         ]
-        ids = [tokenize(tokenizer, text) for text in texts]
+        ids = [tokenize(tokenizer, text, marks=place == 0) for place, text in enumerate(texts)]
         streams.append([ids[0][:width], ids[1][:width], ids[2][-width:]])
     return streams
 

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
 
+from ssd_infer.content import text_digest
 from ssd_infer.errors import DataError
 from ssd_infer.models.asr_processor import CTCASRProcessor
 from ssd_infer.speech.manifest import DEV, FILE, FOLDER, read_manifest, read_utterances, save_utterances
 from ssd_train.config.schema import Root
 from ssd_train.config.schema_speech import SpeechDataConfig
+from ssd_train.data.packing import write_json
 from ssd_train.data.speech.batches import BatchedSamples, Samples, collate
 from ssd_train.data.speech.screening import Screen, Tally
 from ssd_train.data.speech.sources import SpeechSource, open_speech
 from ssd_train.data.speech.store import StoredSpeech, is_complete, write_speech
+from ssd_train.data.tokenizer import vocabulary_hash
 
 __all__ = ["SpeechData", "build", "collate"]
 
 logger = logging.getLogger(__name__)
 
 _VALIDATION_ROWS = 8
+_IDENTITY = "identity.json"
 
 
 @dataclass(slots=True)
@@ -58,7 +64,8 @@ def build(cfg: Root, run_dir: Path, processor: CTCASRProcessor, encoder: Any, ba
     screen = Screen(processor.tokenizer, encoder, extractor.hop_length, data.max_seconds, data.sampling_rate)
     run_dir.mkdir(parents=True, exist_ok=True)
     with FileLock(str(run_dir / ".data.lock")):
-        _write_heldout(source, run_dir / FOLDER, screen)
+        identity = text_digest([source.fingerprint, cfg.seed, _form(screen, extractor)])
+        _write_heldout(source, run_dir, screen, identity)
     samples, seconds = _training(cfg, source, screen, extractor)
     budget = int(data.batch_seconds * 100)
     needed = batches or cfg.train.max_steps * cfg.train.batch_size * cfg.train.grad_accum
@@ -79,11 +86,8 @@ def _training(cfg: Root, source: SpeechSource, screen: Screen, extractor: Any) -
         _require(len(clips), source)
         strings: Any = source.compose(clips, screen, extractor.extract)
         return strings, strings.seconds
-    shape = (
-        f"{extractor.feature_size}x{screen.rate}-{len(screen.tokenizer)}-{screen.encoder.subsampling_factor}"
-    )
     cache = Path(cfg.data.cache_dir or Path(cfg.output_root) / ".cache")
-    folder = cache / f"{source.fingerprint}-{shape}"
+    folder = cache / f"{source.fingerprint}-{_form(screen, extractor)}"
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(str(folder / ".lock")):
         if not is_complete(folder):
@@ -95,8 +99,20 @@ def _training(cfg: Root, source: SpeechSource, screen: Screen, extractor: Any) -
             except DataError:
                 (folder / "index.json").unlink()
                 raise
+            if open_speech(cfg.data, cfg.seed).fingerprint != source.fingerprint:
+                (folder / "index.json").unlink()
+                raise DataError(
+                    f"data: {source.name} was changed while it was read; start again when it is whole"
+                )
     stored = StoredSpeech(folder)
     return stored, stored.seconds
+
+
+def _form(screen: Screen, extractor: Any) -> str:
+    """Return a hash of what features and labels depend on besides the speech: extractor, vocabulary, frame rate."""
+    features = [type(extractor).__name__, extractor.feature_size, extractor.hop_length, extractor.band]
+    vocabulary = vocabulary_hash(screen.tokenizer)
+    return text_digest([*features, vocabulary, screen.encoder.subsampling_factor, screen.rate])[:16]
 
 
 def _require(count: int, source: SpeechSource) -> None:
@@ -106,8 +122,13 @@ def _require(count: int, source: SpeechSource) -> None:
         )
 
 
-def _write_heldout(source: SpeechSource, folder: Path, screen: Screen) -> None:
-    """Write every held-out set that is not there yet; `FILE` comes last, so a set is whole or absent."""
+def _write_heldout(source: SpeechSource, run_dir: Path, screen: Screen, identity: str) -> None:
+    """Write every held-out set that is not there yet; `FILE` comes last, so a set is whole or absent.
+
+    Sets of other speech, left by a start that never trained, are replaced.
+    """
+    folder = run_dir / FOLDER
+    _clear_other(run_dir, identity)
     for name, stream in source.heldout.items():
         if (folder / name / FILE).exists():
             continue
@@ -117,6 +138,20 @@ def _write_heldout(source: SpeechSource, folder: Path, screen: Screen) -> None:
         if not kept:
             raise DataError(f"data: {source.name} leaves nothing for the held-out set {name!r}")
         save_utterances(folder / name, kept, screen.rate)
+
+
+def _clear_other(run_dir: Path, identity: str) -> None:
+    """Remove held-out sets that are not of `identity`; those of a checkpoint stay, its start was compared before."""
+    folder = run_dir / FOLDER
+    mark = folder / _IDENTITY
+    if mark.exists() and json.loads(mark.read_text("utf-8")) == identity:
+        return
+    if any((run_dir / "checkpoints").glob("step-*")):
+        return
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    write_json(mark, identity)
 
 
 class _ListedSpeech:

@@ -6,20 +6,20 @@ transcripts, `asterisk-core-sounds-en-wav` the recordings. They are no part of t
 
 from __future__ import annotations
 
-import gzip
-import hashlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from ssd_infer.content import files_digest, text_digest
 from ssd_infer.errors import DataError
 from ssd_infer.speech.audio import AudioError, read_audio
 from ssd_infer.speech.manifest import Utterance
+from ssd_infer.textfiles import read_lines
 from ssd_train.config.schema_speech import AsteriskSpeechConfig
 from ssd_train.data.sources import content_share
 from ssd_train.data.speech.grammar import DIGITS
 from ssd_train.data.speech.screening import Tally
-from ssd_train.data.speech.sources import SpeechSource, Stream
+from ssd_train.data.speech.sources import SpeechSource, Stream, speech_fingerprint
 
 EXCLUDED = frozenset(
     {"invalid", "basic-pbx-ivr-main", "tt-monkeys", "tt-monkeysintro", "tt-allbusy", "tt-somethingwrong"}
@@ -51,9 +51,8 @@ def transcripts(path: Path) -> dict[str, str]:
 
     Lines read `relative/path: text`; `;` begins a comment. Raises DataError when there are none.
     """
-    raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     found: dict[str, str] = {}
-    for line in raw.decode("utf-8-sig", errors="replace").splitlines():
+    for _, line in read_lines(path, "data.path"):
         name, colon, text = line.partition(":")
         name = name.strip()
         if not colon or name.startswith(";") or not _is_speech(name, text):
@@ -73,7 +72,7 @@ def _is_speech(name: str, text: str) -> bool:
 def asterisk_source(cfg: AsteriskSpeechConfig) -> SpeechSource:
     """Return the prompts of an unpacked package; raise DataError when transcripts or recordings are missing."""
     texts, folder = transcripts(_one(cfg, "*.txt*")), _recordings(cfg)
-    digest = hashlib.sha256(repr((sorted(texts.items()), cfg.sampling_rate)).encode()).hexdigest()[:16]
+    contents = {"data.path": _content(texts, folder)}
 
     def part(name: str) -> Stream:
         def utterances(tally: Tally) -> Iterator[Utterance]:
@@ -84,10 +83,17 @@ def asterisk_source(cfg: AsteriskSpeechConfig) -> SpeechSource:
 
     return SpeechSource(
         name=cfg.path,
-        fingerprint=f"asterisk-{digest}",
+        fingerprint=speech_fingerprint(cfg, contents),
+        contents=contents,
         train=part("train"),
         heldout={"dev": part("dev"), "test": part("test")},
     )
+
+
+def _content(texts: dict[str, str], folder: Path) -> str:
+    """Return a hash of all transcripts and of the recordings that belong to them."""
+    found = [path for name in sorted(texts) if (path := folder / f"{name}.wav").is_file()]
+    return text_digest([sorted(texts.items()), files_digest(found, "data.path", folder)])
 
 
 def part_of(text: str, cfg: AsteriskSpeechConfig) -> str:

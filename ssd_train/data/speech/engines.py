@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import metadata
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,7 @@ class Engine:
     voices: tuple[str, ...]
     speak: Callable[[str, str, Manner], tuple[Samples, int]]
     available: Callable[[], bool]
+    version: Callable[[], str]
     remedy: str
 
 
@@ -46,6 +48,16 @@ def _has_pico() -> bool:
     from importlib.util import find_spec
 
     return find_spec("py_nanotts") is not None
+
+
+def _pico_version() -> str:
+    return metadata.version("py-nanotts")
+
+
+def _espeak_version() -> str:
+    command = ["espeak-ng", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - no shell
+    return done.stdout.partition("Data at")[0].strip()
 
 
 def _speak_espeak(text: str, voice: str, manner: Manner) -> tuple[Samples, int]:
@@ -69,6 +81,7 @@ ENGINES: dict[str, Engine] = {
         ("en-US", "en-GB", "de-DE", "es-ES", "fr-FR", "it-IT"),
         _speak_pico,
         _has_pico,
+        _pico_version,
         "pip install py-nanotts",
     ),
     "espeak": Engine(
@@ -76,6 +89,7 @@ ENGINES: dict[str, Engine] = {
         ("en-us", "en-us+m3", "en-us+m7", "en-us+f2", "en-us+f4", "en-gb", "en-gb+m1", "en-gb+f3"),
         _speak_espeak,
         lambda: shutil.which("espeak-ng") is not None,
+        _espeak_version,
         "install espeak-ng",
     ),
 }

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from ssd_infer.content import files_digest, text_digest
 from ssd_infer.errors import DataError
 from ssd_infer.speech.audio import AudioError, from_array, read_audio
 from ssd_infer.speech.manifest import Utterance
 from ssd_train.config.schema_speech import HubSpeechConfig
+from ssd_train.data.hub import cache_of, dataset_content, remote_content, unloadable
 from ssd_train.data.sources import content_share
 from ssd_train.data.speech.screening import Tally
-from ssd_train.data.speech.sources import SpeechSource, Stream
+from ssd_train.data.speech.sources import SpeechSource, Stream, speech_fingerprint
 
 
 def hub_source(cfg: HubSpeechConfig) -> SpeechSource:
@@ -24,9 +25,13 @@ def hub_source(cfg: HubSpeechConfig) -> SpeechSource:
     Without `validation_split` a share of the training split, by a hash of the text, is `dev`; without `test_split` it
     is `test` as well.
     """
-    train = _load(cfg, cfg.split)
-    dev = _load(cfg, cfg.validation_split) if cfg.validation_split else None
-    test = _load(cfg, cfg.test_split) if cfg.test_split else None
+    content = dataset_content(cfg.name, cfg.subset)
+    train = _load(cfg, cfg.split, content)
+    dev = _load(cfg, cfg.validation_split, content) if cfg.validation_split else None
+    test = _load(cfg, cfg.test_split, content) if cfg.test_split else None
+    contents = {
+        "data.name": _content(cfg, content, [part for part in (train, dev, test) if part is not None])
+    }
 
     def part(dataset: Any, *, held: bool | None = None, most: int = 0) -> Stream:
         def utterances(tally: Tally) -> Iterator[Utterance]:
@@ -39,25 +44,35 @@ def hub_source(cfg: HubSpeechConfig) -> SpeechSource:
 
     most = cfg.heldout_utterances
     held = part(train, held=True, most=most) if dev is None else part(dev, most=most)
-    facts: list[object] = [
-        cfg.name,
-        cfg.subset,
-        cfg.split,
-        cfg.audio_field,
-        cfg.text_field,
-        cfg.max_utterances,
-    ]
-    facts += [cfg.validation_split, cfg.validation_share, cfg.sampling_rate, cfg.max_seconds]
-    digest = hashlib.sha256(repr([*facts, getattr(train, "_fingerprint", "")]).encode()).hexdigest()[:16]
     return SpeechSource(
         name=cfg.name,
-        fingerprint=f"hub-{digest}",
+        fingerprint=speech_fingerprint(cfg, contents),
+        contents=contents,
         train=part(train, held=False, most=cfg.max_utterances),
         heldout={"dev": held, "test": held if test is None else part(test, most=most)},
     )
 
 
-def _load(cfg: HubSpeechConfig, split: str) -> Any:
+def _content(cfg: HubSpeechConfig, content: str | None, datasets: list[Any]) -> str:
+    """Return what identifies the content of a dataset, with the recordings its rows name outside its folder."""
+    if content is None:
+        return text_digest([remote_content(part, cfg.name, cfg.subset) for part in datasets])
+    rows = (row[cfg.audio_field] for part in datasets for row in part.select_columns([cfg.audio_field]))
+    named = dict.fromkeys(path for cell in rows if (path := _outside(cell)) is not None)
+    inside = Path(cfg.name).resolve()
+    paths = (path for path in named if inside not in path.resolve().parents)
+    return text_digest([content, files_digest(paths, "data.name")])
+
+
+def _outside(cell: Any) -> Path | None:
+    """Return the file an audio cell only names, where it is there."""
+    held = isinstance(cell, dict) and (cell.get("array") is not None or cell.get("bytes") is not None)
+    name = cell.get("path") if isinstance(cell, dict) else cell
+    path = Path(name) if isinstance(name, str) and not held else None
+    return path if path is not None and path.is_file() else None
+
+
+def _load(cfg: HubSpeechConfig, split: str, content: str | None) -> Any:
     """Return one split with undecoded audio; every failure becomes a sentence with a remedy."""
     import datasets
 
@@ -65,16 +80,14 @@ def _load(cfg: HubSpeechConfig, split: str) -> Any:
         if (Path(cfg.name) / "dataset_dict.json").exists():
             dataset = datasets.load_from_disk(cfg.name)[split]
         else:
-            dataset = datasets.load_dataset(cfg.name, cfg.subset, split=split, streaming=cfg.streaming)
+            dataset = datasets.load_dataset(
+                cfg.name, cfg.subset, split=split, streaming=cfg.streaming, **cache_of(content)
+            )
         names = dataset.column_names or list(next(iter(dataset), {}))
     except (
         Exception
     ) as error:  # datasets raises a dozen types from five libraries; none is skipped, all are said
-        reason = " ".join(str(error).split())[:300]
-        raise DataError(
-            f"data.name: the dataset cannot be loaded (got {cfg.name!r}, subset {cfg.subset!r}, split {split!r}): "
-            f"{type(error).__name__}: {reason}; check the name, the network and HF_TOKEN"
-        ) from error
+        raise unloadable(cfg.name, cfg.subset, split, error) from error
     for key, field in (("audio_field", cfg.audio_field), ("text_field", cfg.text_field)):
         if field not in names:
             raise DataError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +13,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ssd_infer.checks import suggest
+from ssd_infer.content import files_digest, text_digest
 from ssd_infer.errors import DataError
 from ssd_infer.speech.audio import AudioError, read_audio
 from ssd_infer.speech.manifest import Line, Utterance, read_manifest
 from ssd_train.config.schema_speech import ManifestSpeechConfig
 from ssd_train.data.sources import content_share
 from ssd_train.data.speech.screening import Screen, Tally
-from ssd_train.data.speech.sources import SpeechSource, Stream
+from ssd_train.data.speech.sources import SpeechSource, Stream, speech_fingerprint
 
 SPLITS = (None, "train", "dev", "test")
 
@@ -31,7 +31,8 @@ def manifest_source(cfg: ManifestSpeechConfig, seed: int) -> SpeechSource:
     Lines with `split` "test" are held out as `test`, those of the speaker `leave_out` as `test_speaker`; `dev` is a
     share of the rest by a hash of what tells the lines apart: the text, or the file where clips are strung together.
     """
-    lines = read_manifest(cfg.path)
+    lines = read_manifest(cfg.path, "data.path")
+    contents = {"data.path": _content(cfg, lines)}
     parts = split_lines(cfg, lines)
     _require_speaker(cfg, lines)
     for name, part in parts.items():
@@ -51,7 +52,8 @@ def manifest_source(cfg: ManifestSpeechConfig, seed: int) -> SpeechSource:
 
     return SpeechSource(
         name=cfg.path,
-        fingerprint=_fingerprint(cfg),
+        fingerprint=speech_fingerprint(cfg, contents),
+        contents=contents,
         train=lambda tally: read_lines(parts["train"], cfg.sampling_rate, tally),
         heldout={name: heldout(name, number) for number, name in enumerate(parts) if name != "train"},
         compose=(lambda clips, screen, extract: StrungSpeech(clips, cfg, screen, extract, seed))
@@ -98,10 +100,12 @@ def _part(cfg: ManifestSpeechConfig, line: Line) -> str:
     return "dev" if content_share(key) < cfg.validation_share else "train"
 
 
-def _fingerprint(cfg: ManifestSpeechConfig) -> str:
-    content = Path(cfg.path).read_bytes()
-    facts = (cfg.leave_out, cfg.sampling_rate, cfg.validation_share, cfg.join_clips, cfg.max_seconds)
-    return "manifest-" + hashlib.sha256(content + repr(facts).encode()).hexdigest()[:16]
+def _content(cfg: ManifestSpeechConfig, lines: Sequence[Line]) -> str:
+    """Return a hash of the manifest and of every recording it lists; one that is not there counts as missing."""
+    files = dict.fromkeys(line.audio for line in lines)
+    audio = files_digest((path for path in files if path.is_file()), "data.path")
+    missing = [number for number, path in enumerate(files) if not path.is_file()]
+    return text_digest([files_digest([Path(cfg.path)], "data.path"), audio, missing])
 
 
 def read_lines(lines: Sequence[Line], rate: int, tally: Tally) -> Iterator[Utterance]:

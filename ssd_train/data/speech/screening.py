@@ -13,6 +13,7 @@ from ssd_infer.errors import DataError
 from ssd_infer.models.asr_processor import unknown_characters
 from ssd_infer.models.ctc_asr_config import encoder_lengths
 from ssd_infer.speech.manifest import Utterance
+from ssd_train.data.framing import plain_ids
 
 logger = logging.getLogger(__name__)
 
@@ -69,8 +70,7 @@ class Screen:
 
     def labels(self, text: str) -> list[int]:
         """Return the ids of `text`."""
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return ids
+        return plain_ids(self.tokenizer, [text])[0]
 
     def problem(self, samples: int, text: str) -> str | None:
         """Return why `samples` of audio with `text` cannot be learned from, or None."""

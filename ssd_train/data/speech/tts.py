@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 
 import numpy as np
 import torch
 
+from ssd_infer.content import text_digest
 from ssd_infer.speech.audio import resample
 from ssd_infer.speech.manifest import Utterance
 from ssd_train.config.schema_speech import TTSSpeechConfig
@@ -17,7 +15,7 @@ from ssd_train.data.sources import content_share
 from ssd_train.data.speech import grammar
 from ssd_train.data.speech.engines import Manner, Samples, split_voice, usable_voices
 from ssd_train.data.speech.screening import Tally
-from ssd_train.data.speech.sources import SpeechSource, Stream
+from ssd_train.data.speech.sources import SpeechSource, Stream, speech_fingerprint
 
 _VERSION = 2
 """Of what this module says for one configuration: stored speech of another version is not reused."""
@@ -43,9 +41,11 @@ def tts_source(cfg: TTSSpeechConfig) -> SpeechSource:
 
         return utterances
 
+    contents = {"data.voices": _content([*voices, *more, *held])}
     return SpeechSource(
         name="tts_speech",
-        fingerprint=_fingerprint(cfg, [*voices, *more]),
+        fingerprint=speech_fingerprint(cfg, contents),
+        contents=contents,
         train=stream("train", cfg.utterances, 1, noisy=True),
         heldout={
             "dev": stream("dev", cfg.heldout_utterances, 2, noisy=False),
@@ -61,23 +61,10 @@ def part_of(text: str) -> str:
     return "train" if share >= _HELD else "dev" if share < _HELD / 3 else "test"
 
 
-def _fingerprint(cfg: TTSSpeechConfig, voices: list[str]) -> str:
-    try:
-        engine = version("py-nanotts")
-    except PackageNotFoundError:
-        engine = "none"
-    spread = [cfg.speed, cfg.pitch, cfg.tract, cfg.noise_share, cfg.snr, cfg.optional_share]
-    facts = [
-        _VERSION,
-        voices,
-        cfg.utterances,
-        cfg.sampling_rate,
-        *spread,
-        grammar.TEMPLATES,
-        grammar.SLOTS,
-        engine,
-    ]
-    return "tts-" + hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+def _content(voices: list[str]) -> str:
+    """Return a hash of what is said and of who says it: grammar, voices there are, and versions of their engines."""
+    engines = {engine.name: engine.version() for engine, _ in map(split_voice, voices)}
+    return text_digest([_VERSION, voices, grammar.TEMPLATES, grammar.SLOTS, sorted(engines.items())])
 
 
 def _speak(

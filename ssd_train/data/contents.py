@@ -1,0 +1,79 @@
+"""What a run's files hold: the identity of data, tokenizer and base model by content, compared when a run resumes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fnmatch import fnmatch
+from pathlib import Path
+
+from ssd_infer.content import folder_digest
+from ssd_train.config.schema import HFModelConfig, LocalTextConfig, Root, ScratchModelConfig
+from ssd_train.config.schema_speech import SpeechDataConfig, SpeechModelConfig
+from ssd_train.data.local import local_contents
+from ssd_train.data.sources import open_source
+
+_TOKENIZER = (
+    *("tokenizer*", "vocab*", "merges*", "added_tokens*", "special_tokens_map*", "chat_template*"),
+    *("*.model", "*.tiktoken", "*.py", "processor_config.json", "preprocessor_config.json"),
+)
+_MODEL = (*_TOKENIZER, "config.json", "generation_config.json", "*.safetensors*", "*.bin*")
+"""Files a model is loaded from; reports, optimizer states and search results beside them are none of it."""
+
+
+def contents(cfg: Root) -> dict[str, str]:
+    """Return hashes of all that the run of `cfg` reads, by the dotted key that names it; a hub model's is its commit.
+
+    Raises SSDError for what cannot be read.
+    """
+    return {**_data_contents(cfg), **_model_contents(cfg)}
+
+
+def _data_contents(cfg: Root) -> dict[str, str]:
+    if isinstance(cfg.data, SpeechDataConfig):
+        from ssd_train.data.speech.sources import open_speech
+
+        return open_speech(cfg.data, cfg.seed).contents
+    if isinstance(cfg.data, LocalTextConfig):
+        return local_contents(cfg.data)
+    return open_source(cfg.data).contents
+
+
+def _model_contents(cfg: Root) -> dict[str, str]:
+    model = cfg.model
+    if isinstance(model, HFModelConfig):
+        return _named("model.name", model.name, _MODEL, model.revision)
+    if isinstance(model, ScratchModelConfig):
+        return _named("model.tokenizer", model.tokenizer, _TOKENIZER)
+    if isinstance(model, SpeechModelConfig) and model.decoder == "hf":
+        return _named("model.decoder_name", model.decoder_name, _MODEL)
+    return {}
+
+
+def _named(
+    key: str, name: str | None, patterns: tuple[str, ...], revision: str | None = None
+) -> dict[str, str]:
+    if name is None:
+        return {}
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return {key: folder_digest(folder, key, _matching(patterns))}
+    commit = _commit(name, revision)
+    return {} if commit is None else {key: commit}
+
+
+def _matching(patterns: tuple[str, ...]) -> Callable[[str], bool]:
+    return lambda name: any(fnmatch(name, pattern) for pattern in patterns)
+
+
+def _commit(name: str, revision: str | None) -> str | None:
+    """Return the commit a hub name stands for now; None where neither hub nor cache knows it."""
+    from transformers.utils.hub import cached_file, extract_commit_hash
+
+    for file in ("config.json", "tokenizer_config.json"):
+        try:
+            path = cached_file(name, file, revision=revision, _raise_exceptions_for_missing_entries=False)
+        except OSError:  # no such model, no network: loading it says so with all the circumstances
+            return None
+        if path is not None:
+            return extract_commit_hash(str(path), None)
+    return None
