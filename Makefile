@@ -1,6 +1,7 @@
 # make demo   install, train, evaluate, print the report       make test    install, lint, types, tests
 # make checks lint and types only                               make bench   measure the engine on a checkpoint
 # make fuzz   compare every draft with plain decoding on random cases, for MINUTES from SEED
+# make smollm2  SmolLM2-135M-Instruct as a checkpoint in models/smollm2, where no model hub can be reached
 SHELL := /bin/bash
 VENV ?= .venv
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14 python; do \
@@ -14,11 +15,12 @@ PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HU
 	$(PY) -m pytest --numprocesses $(TEST_JOBS) --dist loadfile
 RUN_NAME ?= default
 MINUTES ?= 60
+SMOLLM2 ?= models/smollm2
 DEEPSPEED_ENV := PYTHONPATH=$(CURDIR)/$(VENV)/deepspeed PATH=$(CURDIR)/$(VENV)/deepspeed/bin:$(CURDIR)/$(VENV)/bin:$$PATH \
 	TORCH_EXTENSIONS_DIR=$(CURDIR)/$(VENV)/torch_extensions DS_ACCELERATOR=cpu
 OLDEST_TRANSFORMERS := 5.19.0
 
-.PHONY: demo test checks bench fuzz test-deepspeed test-oldest clean
+.PHONY: demo test checks bench fuzz smollm2 test-deepspeed test-oldest clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.installed
@@ -43,6 +45,10 @@ fuzz: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 \
 	  $(PY) -m tests.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
+# make smollm2 SMOLLM2=DIR puts it elsewhere.
+smollm2: $(VENV)/.installed-models
+	$(PY) scripts/fetch_smollm2.py $(SMOLLM2)
+
 # The engines that need DeepSpeed. It comes as source and, on a CPU, builds a small extension at its first run; both are
 # kept beside the environment, which stays without it. Without a C++ compiler these engines cannot run, and are not tested.
 test-deepspeed: $(VENV)/.installed-deepspeed
@@ -66,6 +72,11 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "Installing the development tools into $(VENV)."
 	$(PIP) --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.installed-models: $(VENV)/.installed
+	@echo "Installing what the conversion of models needs into $(VENV)."
+	$(PIP) --editable '.[models]'
 	@touch $@
 
 $(VENV)/.installed-deepspeed: $(VENV)/.installed-dev

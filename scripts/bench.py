@@ -8,6 +8,7 @@ python scripts/bench.py loss                                       peak memory o
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import statistics
 import sys
 import threading
@@ -15,7 +16,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import psutil
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -178,6 +178,8 @@ def bench_loss(_arguments: argparse.Namespace) -> None:
     """Compare peak memory of the chunked loss with materialising all logits, for 1, 4 and 16 exits."""
     from ssd_train.losses.chunked import ExitTerm, chunked_exit_loss
 
+    if importlib.util.find_spec("psutil") is None:
+        raise SSDError("psutil: memory is measured with this package; run `make bench`, which installs it")
     tokens, width, vocab = 4096, 256, 32000
     table = Table(
         "exits",
@@ -217,6 +219,8 @@ def bench_loss(_arguments: argparse.Namespace) -> None:
 
 def peak(call: Call) -> float:
     """Return the peak of resident memory during `call` above its start, in MiB, sampled every millisecond."""
+    import psutil
+
     process, top, done = psutil.Process(), [0], threading.Event()
     before = process.memory_info().rss
 

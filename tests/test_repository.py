@@ -31,6 +31,7 @@ def test_the_tested_set_lies_within_the_ranges():
         for r in [
             *PROJECT["project"]["dependencies"],
             *extras["dev"],
+            *extras["models"],
             *extras["search"],
             *extras["speech"],
             *extras["tensorboard"],
