@@ -21,9 +21,16 @@ THRESHOLD = 0.9
 
 
 def decoding(
-    model: nn.Module, params: dict[str, Any] | None, sampling: Sampling, sampler: SamplerSettings
+    model: nn.Module,
+    params: dict[str, Any] | None,
+    sampling: Sampling,
+    sampler: SamplerSettings,
+    eos: Any = None,
 ) -> Decode:
-    """Return a decode function with a draft of these parameters, or stepwise for None."""
+    """Return a decode function with a draft of these parameters, or stepwise for None.
+
+    `eos` None takes the model's own end marks.
+    """
     denoiser = Denoiser.of(model)
 
     def decode(prompts: Prompts, max_new_tokens: int, seed: int) -> tuple[list[list[int]], Stats | None]:
@@ -36,6 +43,7 @@ def decoding(
             max_new_tokens=-(-max_new_tokens // width) * width,
             seed=seed,
             sampler=sampler,
+            eos_token_id=eos,
             **sampling.arguments(),
         )
         return out.sequences, out.stats

@@ -8,6 +8,7 @@ from typing import Any
 from ssd_infer.diffusion.contenders import baseline, lossy_peer, settled
 from ssd_infer.diffusion.denoiser import Denoiser
 from ssd_infer.diffusion.drafts import DRAFTERS
+from ssd_infer.diffusion.exactness import exact_in_batches
 from ssd_infer.diffusion.figures import figures
 from ssd_infer.diffusion.quality import generative_perplexity, quality
 from ssd_infer.diffusion.settings import SamplerSettings
@@ -15,6 +16,7 @@ from ssd_infer.diffusion.strategy import NAME
 from ssd_infer.engine.sampling import SamplingParams
 from ssd_infer.errors import ConfigError
 from ssd_infer.evaluation import report_folder
+from ssd_infer.evaluation.batch_exactness import batch_deadline
 from ssd_infer.evaluation.bench import Bench, Say, open_bench, torch_threads
 from ssd_infer.evaluation.budget import Deadline
 from ssd_infer.evaluation.contenders import Contender, Sampling, one_line
@@ -24,6 +26,7 @@ from ssd_infer.evaluation.progress import quiet_libraries
 from ssd_infer.evaluation.runner import assemble, samples
 from ssd_infer.evaluation.section import Section, shortfalls
 from ssd_infer.evaluation.strategies import Absent
+from ssd_infer.evaluation.stream import both
 from ssd_infer.evaluation.summary import scoreboard
 from ssd_infer.report.schema import FAMILIES
 from ssd_infer.report.write import check_writable, write_report, writing
@@ -101,6 +104,8 @@ def _section(bench: Bench, sampling: Sampling, sampler: SamplerSettings, deadlin
     absent = absent if sampling.greedy else [row for row in absent if row.status == "failed"]
     section = Section(sampling, contenders, absent, found, board)
     _judge(section)
+    more = exact_in_batches(bench, strategies, sampling, sampler, batch_deadline(bench.budget))
+    section.verdicts |= {name: both(section.verdicts[name], result) for name, result in more.items()}
     how = SamplingParams(not sampling.greedy, sampling.temperature or 1.0, sampling.top_k, sampling.top_p)
     for contender in contenders:
         if contender.failure is None and contender.name in found.records:

@@ -50,7 +50,19 @@ def chi_square(counts: Counter[tuple[int, ...]], cells: Cells, smallest: float =
         observed.append(pool[0])
         expected.append(pool[1])
     statistic = sum((seen - wanted) ** 2 / wanted for seen, wanted in zip(observed, expected, strict=True))
-    freedom = max(len(expected) - 1, 0)
+    return _tested(statistic, max(len(expected) - 1, 0), outside)
+
+
+def joined(tests: Sequence[ChiSquare]) -> ChiSquare:
+    """Return one test of independent ones: statistics and degrees of freedom add up."""
+    return _tested(
+        sum(test.statistic for test in tests),
+        sum(test.freedom for test in tests),
+        sum(test.outside for test in tests),
+    )
+
+
+def _tested(statistic: float, freedom: int, outside: int) -> ChiSquare:
     half = torch.tensor([freedom / 2, statistic / 2], dtype=torch.float64)
     p_value = float(torch.special.gammaincc(half[0], half[1])) if freedom else 1.0
     return ChiSquare(statistic, freedom, 0.0 if outside else p_value, outside)
@@ -81,57 +93,71 @@ def judge_sampling(
     draws: int = DRAWS,
     plain: bool = False,
 ) -> LosslessResult:
-    """Draw from each decode function and test against the model itself; the worst p decides.
+    """Draw from each decode function in ragged batches and test against the model itself; the worst p decides.
 
-    After `deadline` the first setting alone is tested, with the fewest draws. `plain` says that the strategy fell
-    back to plain decoding, so that nothing drafted is no objection.
+    Every batch holds the context and its later part in turns, each with a law of its own, so that a law that holds in
+    even batches only is found. After `deadline` the first setting alone is tested, with the fewest draws. `plain` says
+    that the strategy fell back to plain decoding, so that nothing drafted is no objection.
     """
     notes: list[str] = []
     extra, worst = [], 1.0
+    starts = [context, context[len(context) // 3 :]]
     for sampling, decode in decodes:
         if notes and deadline.passed:
+            notes.append(f"T={sampling.temperature:g}, top-k {sampling.top_k} not run for lack of time")
             break
-        counts, drafted = _draw(decode, context, draws, seed, deadline, plain)
+        counted, drafted = _draw(decode, starts, draws, seed, deadline, plain)
         if not drafted and not plain:
             return LosslessResult("not_run", "sampling: nothing was drafted on the enumerated context")
-        if sum(counts.values()) < FEWEST:
-            reason = f"sampling: {sum(counts.values())} draws are too few to compare with exact enumeration"
+        made = sum(map(Counter.total, counted))
+        if made < FEWEST:
+            reason = f"sampling: {made} draws are too few to compare with exact enumeration"
             return LosslessResult("not_run", reason)
-        test = chi_square(counts, enumerate_cells(model, context, sampling, LENGTH))
+        test = joined(
+            [
+                chi_square(counts, enumerate_cells(model, start, sampling, LENGTH))
+                for counts, start in zip(counted, starts, strict=True)
+            ]
+        )
         worst = min(worst, test.p_value)
         name = f"T={sampling.temperature:g}, top-k {sampling.top_k}" + (
             f", top-p {sampling.top_p:g}" if sampling.top_p < 1 else ""
         )
         notes.append(
-            f"{name}: χ²={test.statistic:.1f} on {test.freedom}, p={test.p_value:.3g}, n={sum(counts.values())}"
+            f"{name}: χ²={test.statistic:.1f} on {test.freedom}, p={test.p_value:.3g}, n={made}"
             + (f", {test.outside} draws impossible" if test.outside else "")
         )
-        extra.append(
-            {"sampling": name, "p_value": test.p_value, "draws": sum(counts.values()), "drafted": drafted}
-        )
+        extra.append({"sampling": name, "p_value": test.p_value, "draws": made, "drafted": drafted})
     verdict: Verdict = "pass" if worst >= P_VALUE else "fail"
     return LosslessResult(
         verdict,
-        f"sampling: first {LENGTH} tokens against exact enumeration; " + "; ".join(notes),
+        f"sampling: first {LENGTH} tokens in ragged batches against exact enumeration; " + "; ".join(notes),
         {"tests": extra},
     )
 
 
 def _draw(
-    decode: Decode, context: list[int], draws: int, seed: int, deadline: Deadline, plain: bool
-) -> tuple[Counter[tuple[int, ...]], int]:
-    """Return counts of the continuations drawn, and how many tokens were drafted on the way.
+    decode: Decode,
+    starts: Sequence[list[int]],
+    draws: int,
+    seed: int,
+    deadline: Deadline,
+    plain: bool,
+) -> tuple[list[Counter[tuple[int, ...]]], int]:
+    """Return counts of the continuations drawn of each start, and how many tokens were drafted on the way.
 
     Gives up after one batch in which a strategy that should draft (not `plain`) drafted nothing.
     """
-    counts: Counter[tuple[int, ...]] = Counter()
-    drafted, start = 0, 0
-    while start < draws and not (deadline.passed and start >= FEWEST):
-        rows = min(BATCH, draws - start)
-        tokens, stats = decode([context] * rows, LENGTH, seed + 7919 * (start + 1))
-        counts.update(tuple(row) for row in tokens)
+    counted: list[Counter[tuple[int, ...]]] = [Counter() for _ in starts]
+    drafted, done = 0, 0
+    while done < draws and not (deadline.passed and done >= FEWEST):
+        rows = min(BATCH, draws - done)
+        owners = [row % len(starts) for row in range(rows)]
+        tokens, stats = decode([starts[owner] for owner in owners], LENGTH, seed + 7919 * (done + 1))
+        for owner, row in zip(owners, tokens, strict=True):
+            counted[owner][tuple(row)] += 1
         drafted += stats.total.drafted if stats is not None else 0
-        start += rows
+        done += rows
         if not drafted and not plain:
             break
-    return counts, drafted
+    return counted, drafted

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from ssd_infer.engine.target import Target
+from ssd_infer.evaluation.batch_exactness import batch_deadline
+from ssd_infer.evaluation.batch_text import greedy_in_batches, sampled_in_batches
 from ssd_infer.evaluation.bench import Bench
 from ssd_infer.evaluation.budget import Deadline
 from ssd_infer.evaluation.contenders import Contender, Sampling, one_line, ours
@@ -109,6 +111,7 @@ def judge(bench: Bench, section: Section, deadline: Deadline) -> None:
         _judge_greedy(bench, section)
     else:
         _judge_sampling(bench, section, deadline)
+    _judge_batches(bench, section)
 
 
 def rows(section: Section) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
@@ -194,3 +197,23 @@ def _outputs(bench: Bench, section: Section, item: Contender) -> list[Output]:
     """Pair every timed output of a contender with its prompt."""
     prompts = {(unit.index, row): prompt for unit in bench.units for row, prompt in enumerate(unit.prompts)}
     return [Output(prompts[key[1:]], tokens) for key, tokens in section.found.outputs(item.name).items()]
+
+
+def _judge_batches(bench: Bench, section: Section) -> None:
+    """Add to every verdict what short decodings at batch 1 and in a ragged batch, at several budgets, say."""
+    prompts = [prompt for unit in bench.units for prompt in unit.prompts]
+    most, deadline = bench.settings.max_new_tokens, batch_deadline(bench.budget)
+    bench.say("testing ragged batches and budgets")
+    if section.sampling.greedy:
+        more = greedy_in_batches(bench.model, section.contenders, prompts, most, deadline)
+    else:
+        drafted = {
+            item.name: section.found.counted(item.name).total.drafted
+            for item in section.contenders
+            if item.kind == "strategy" and item.failure is None and not item.plain
+        }
+        judged = [item for item in section.contenders if drafted.get(item.name)]
+        more = sampled_in_batches(bench, judged, section.sampling, prompts, deadline)
+    for name, result in more.items():
+        known = section.verdicts.get(name)
+        section.verdicts[name] = result if known is None else both(known, result)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 
 from ssd_infer.evaluation.bench import torch_threads
 from ssd_infer.evaluation.identity import environment, identity
+from ssd_infer.evaluation.losslessness import LosslessResult
 from ssd_infer.evaluation.progress import quiet_libraries
 from ssd_infer.evaluation.strategies import Absent
 from ssd_infer.evaluation.summary import absent_row
@@ -22,6 +23,7 @@ from ssd_infer.settings import EvalSettings
 from ssd_infer.speech.calibrated import save_thresholds
 from ssd_infer.speech.calibration import PAPER_INCREASE, Calibration, Point, calibrate
 from ssd_infer.speech.contest import Contender, Contest, cut_units, hold
+from ssd_infer.speech.exactness import exact_in_batches
 from ssd_infer.speech.params import AUTO, REFERENCES, VARIANTS, canonical, parse
 from ssd_infer.speech.rows import LOSSLESS, PLAIN, Board, baseline_row, peer_row, strategy_row
 from ssd_infer.speech.trial import Say, Trial, measure_costs, open_trial, prompts_sha256
@@ -56,7 +58,8 @@ def evaluate(settings: EvalSettings, say: Say | None = None) -> dict[str, Any]:
         found = calibrate(trial.model, trial.processor, trial.dev, measure_costs(trial))
         contenders = line_up(trial, found)
         contests = _contests(trial, contenders)
-        report = assemble(trial, contests, found)
+        lossless = [item for item in contests[0].contenders if item.name == LOSSLESS]
+        report = assemble(trial, contests, found, exact_in_batches(trial, lossless))
     with writing("out", folder):
         write_report(report, folder, list(_samples(contests)))
     _remember(trial, found)
@@ -91,8 +94,13 @@ def line_up(trial: Trial, found: Calibration) -> list[Contender]:
     return contenders
 
 
-def assemble(trial: Trial, heats: list[Heat], found: Calibration) -> dict[str, Any]:
-    """Put the report together; every strategy name has a row."""
+def assemble(
+    trial: Trial, heats: list[Heat], found: Calibration, exact: Mapping[str, LosslessResult]
+) -> dict[str, Any]:
+    """Put the report together; every strategy name has a row.
+
+    `exact` holds what decodings beside the timed ones found, by name.
+    """
     baselines: list[dict[str, Any]] = []
     peers: list[dict[str, Any]] = []
     strategies: list[dict[str, Any]] = []
@@ -109,7 +117,7 @@ def assemble(trial: Trial, heats: list[Heat], found: Calibration) -> dict[str, A
                 failed = Absent(item.name + suffix, "failed", reason)
                 strategies.append(absent_row(failed, claimed=item.name == LOSSLESS))
             else:
-                strategies.append(strategy_row(item, board, _more(item, board, found)))
+                strategies.append(strategy_row(item, board, _more(item, board, found), exact.get(item.name)))
     peers.append(_no_generate())
     strategies += _absent({row["name"] for row in strategies}, trial.settings.draft)
     notes = [*trial.notes, *(note for note in (found.undertrained, found.uncertain) if note)]

@@ -9,6 +9,7 @@ from typing import Any
 
 from ssd_infer.evaluation.losslessness import LosslessResult, judge_greedy
 from ssd_infer.evaluation.repetition import repetition
+from ssd_infer.evaluation.stream import both
 from ssd_infer.report.schema import FAMILIES
 from ssd_infer.speech.contest import Contender, Contest
 from ssd_infer.speech.figures import Figures
@@ -106,9 +107,12 @@ def peer_row(item: Contender, board: Board) -> dict[str, Any]:
     }
 
 
-def strategy_row(item: Contender, board: Board, more: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row of a draft that ran."""
+def strategy_row(
+    item: Contender, board: Board, more: Mapping[str, Any], exact: LosslessResult | None = None
+) -> dict[str, Any]:
+    """Return the row of a draft that ran; `exact` is what decodings beside the timed ones found."""
     mine, same = board.figures(item.name), board.equality(item.name)
+    same = same if exact is None else both(same, exact)
     ratio, pooled, work = board.contest.ratio(item.name, PLAIN, board.seed), mine.acceptance(), mine.work()
     pairs = zip(pooled.per_position_accepted, pooled.per_position_drafted, strict=True)
     claimed = item.name == LOSSLESS

@@ -98,3 +98,57 @@ def test_the_wrong_verifier_fails_the_report(checkpoint: Path, monkeypatch: pyte
     assert row is not None
     assert row["lossless"]["verdict"] == "fail"
     assert exit_code(report) == 1
+
+
+def test_a_draft_that_is_wrong_in_company_fails_the_report(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Timed one by one it is right; only the ragged batch beside shows the fault, greedy and sampled."""
+    right = api.memory_for
+
+    def by_batch(denoiser: Any, chosen: Any, canvases: Any) -> Any:
+        alone = len(canvases) == 1
+        return right(denoiser, chosen, canvases) if alone else OneRow(denoiser, canvases)
+
+    monkeypatch.setattr(api, "memory_for", by_batch)
+    params = {"drafter": "ssd_chain", "gamma": 5}
+    report = evaluate(settings(checkpoint, draft="fewer_steps", draft_params=params))
+    for name in ("fewer_steps", "fewer_steps:t1"):
+        row = find_row(report, name)
+        assert row is not None
+        assert "3 of 3 outputs equal" in row["lossless"]["detail"]
+        assert row["lossless"]["verdict"] == "fail", row["lossless"]["detail"]
+        assert "batch 4, budget" in row["lossless"]["extra"]["batches"]["first_difference"]
+    assert exit_code(report) == 1
+
+
+@pytest.mark.parametrize("objective", ["bd3lm", "mdlm"])
+@pytest.mark.parametrize("sampler", [{}, {"steps": 8, "block_length": 4}])
+def test_batches_budgets_and_end_marks_are_compared(
+    tmp_path: Path, objective: str, sampler: dict[str, Any]
+) -> None:
+    from ssd_infer.diffusion.exactness import exact_in_batches
+    from ssd_infer.diffusion.settings import SamplerSettings
+    from ssd_infer.evaluation.bench import open_bench
+    from ssd_infer.evaluation.budget import Budget, Deadline
+    from ssd_infer.evaluation.contenders import Contender, Sampling
+
+    build(0, objective, 4, dtype=torch.float32, eos=3).save_pretrained(tmp_path / "model")
+    (tmp_path / "prompts.jsonl").write_text(
+        "\n".join(json.dumps({"ids": row}) for row in prompts((9, 12, 5)))
+    )
+    bench = open_bench(settings(tmp_path / "model"), lambda _: None)
+    draft = Contender("fewer_steps", "strategy", lambda *_: ([], None), draft="fewer_steps")
+    draft.params = {"drafter": "ssd_chain", "gamma": 3}
+    how = SamplerSettings.of(bench.model.config, sampler)
+    for sampling in (Sampling(), Sampling(1.0)):
+        found = exact_in_batches(bench, [draft], sampling, how, Budget(0.0).deadline(1.0))["fewer_steps"]
+        assert found.verdict == "pass", found.detail
+        facts = found.extra["batches"]
+        assert facts["batch_sizes"] == [1, 4]
+        assert facts["equal"] == facts["outputs"] > 0
+        assert "with and without end marks" in found.detail
+        assert ("alone" in found.detail) == sampling.greedy
+    late = exact_in_batches(bench, [draft], Sampling(), how, Deadline(0.0))["fewer_steps"]
+    assert late.verdict == "not_run"
+    assert "lack of time" in late.detail

@@ -253,3 +253,35 @@ def test_nobody_always_follows_the_same_decoder() -> None:
     before = {order[order.index("b") - 1] for order in orders if order[0] != "b"}
     assert before == {"a", "c", "d"}
     assert orders[7] == [item.name for item in drawn(lined, 7)]
+
+
+def test_a_draft_that_is_wrong_in_company_fails_the_report(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole recognitions are right; only a budget that ends inside a draft of a batch shows the fault."""
+    from ssd_infer.speech import decode
+
+    right = decode.verify_exactly
+
+    def cut_wrongly(decoder: Any, encoded: Any, drafts: Any, limits: Any, params: Any, out: Any) -> None:
+        right(decoder, encoded, drafts, limits, params, out)
+        if len(limits) > 1 and max(limits) < 6:
+            out.rows[0].tokens[-1:] = [5]
+
+    monkeypatch.setattr(decode, "verify_exactly", cut_wrongly)
+    found = evaluate(settings(run, out=str(tmp_path), draft="ctc_draft:lossless", repeats=1))
+    rows = {row["name"]: row for row in found["strategies"]}
+    for name in ("ctc_draft:lossless", "ctc_draft:lossless:b8"):
+        assert "10 of 10 outputs equal" in rows[name]["lossless"]["detail"]
+        assert rows[name]["lossless"]["verdict"] == "fail", rows[name]["lossless"]["detail"]
+        assert "row 0 differs from plain decoding" in rows[name]["lossless"]["detail"]
+    assert exit_code(found) == 1
+
+
+def test_the_lossless_row_says_at_which_batches_and_budgets(report: dict[str, Any]) -> None:
+    row = next(row for row in report["strategies"] if row["name"] == "ctc_draft:lossless")
+    facts = row["lossless"]["extra"]["batches"]
+    assert facts["batch_sizes"] == [1, 4]
+    assert facts["budgets"][:3] == [1, 2, 5]
+    assert facts["equal"] == facts["outputs"] > 0
+    assert "plain decoding of each utterance alone" in row["lossless"]["detail"]
