@@ -10,7 +10,16 @@ from typing import Any
 
 from ssd_infer.report.charts import Chart, draw_charts
 from ssd_infer.report.definitions import DEFINITIONS
-from ssd_infer.report.format import bytes_text, interval, number, percent, plain, row_params, times
+from ssd_infer.report.format import (
+    bytes_text,
+    interval,
+    number,
+    percent,
+    plain,
+    row_interval,
+    row_params,
+    times,
+)
 from ssd_infer.report.rows import (
     STATUS_TEXT,
     Report,
@@ -19,8 +28,11 @@ from ssd_infer.report.rows import (
     find_row,
     headline,
     lookup_peer,
+    noise_line,
+    noise_rows,
     ok_rows,
     other_rows,
+    plain_rows,
 )
 from ssd_infer.report.searches import HEAD, search_cells
 from ssd_infer.report.speech import NOTE, SPEECH_HEAD, doubt_line, sets_table, speech_table
@@ -126,6 +138,7 @@ def _hero(report: Report) -> str:
     row = find_row(report, verdict["best_strategy"])
     step = "" if identity["step"] is None else f", step {identity['step']}"
     tiles = [*_best_tiles(row), *_peer_tiles(report, row)] if row else []
+    tiles += [_noise_tile(again) for again in noise_rows(report)]
     state = "hero bad" if broken_rows(report) else "hero"
     return (
         f'<div class="{state}"><h1>Checkpoint report</h1><p class="say">{text(headline(report))}</p>'
@@ -134,10 +147,15 @@ def _hero(report: Report) -> str:
     )
 
 
+def _noise_tile(row: Row) -> str:
+    again = row["extra"]["again"]
+    return _tile(f"± {percent(again['noise'], 1)}", f"noise: {again['of']} against itself")
+
+
 def _best_tiles(row: Row) -> list[str]:
     speed, acceptance = row["speed"], row["acceptance"]
     return [
-        _tile(times(speed["speedup"]), f"speedup, 95 % {interval(speed['ci95'])}"),
+        _tile(times(speed["speedup"]), f"speedup, 95 % {row_interval(row)}"),
         _tile(row["name"], row_params(row)),
         _tile(
             {"pass": "pass", "fail": "FAIL", "not_run": "not run"}[row["lossless"]["verdict"]],
@@ -204,7 +222,7 @@ def _measured(row: Row, best: bool) -> str:
     speed, cost, acceptance = row["speed"], row["cost"], row["acceptance"]
     numbers = (
         times(speed["speedup"]),
-        interval(speed["ci95"]),
+        row_interval(row),
         times(speed["predicted_speedup"]),
         number(speed["tokens_per_second"], 1),
         number(acceptance["alpha"]),
@@ -259,10 +277,17 @@ def _others(report: Report) -> str:
         table_row((row["name"], number(row["tokens_per_second"], 1), "–"), 1).replace(
             "</tr>", "<td>plain decoding</td></tr>"
         )
-        for row in report["baselines"]
+        for row in plain_rows(report)
+    ]
+    rows += [
+        f'<tr><td class="name">{text(row["name"])}</td><td class="n">{number(row["tokens_per_second"], 1)}</td>'
+        f'<td class="n">{times(row["extra"]["again"]["speedup"])}</td><td>{text(noise_line(row))}</td></tr>'
+        for row in noise_rows(report)
     ]
     for row in report["peers"]:
-        remark = row.get("extra", {}).get("reason") or f"same tokens: {row['verdict'].replace('_', ' ')}"
+        remark = row.get("extra", {}).get("reason") or (
+            f"95 % {row_interval(row)}; same tokens: {row['verdict'].replace('_', ' ')}"
+        )
         rows.append(
             f'<tr><td class="name">{text(row["name"])}</td><td class="n">{number(row["tokens_per_second"], 1)}</td>'
             f'<td class="n">{times(row["speedup"])}</td><td>{text(remark)}</td></tr>'

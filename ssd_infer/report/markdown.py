@@ -7,9 +7,28 @@ from typing import Any
 
 from ssd_infer.report import shift_plot
 from ssd_infer.report.definitions import DEFINITIONS
-from ssd_infer.report.format import bytes_text, interval, number, params_text, percent, row_params, times
+from ssd_infer.report.format import (
+    bytes_text,
+    interval,
+    number,
+    params_text,
+    percent,
+    row_interval,
+    row_params,
+    times,
+)
 from ssd_infer.report.format import markdown as md
-from ssd_infer.report.rows import STATUS_TEXT, Report, find_row, headline, ok_rows, other_rows
+from ssd_infer.report.rows import (
+    STATUS_TEXT,
+    Report,
+    find_row,
+    headline,
+    noise_line,
+    noise_rows,
+    ok_rows,
+    other_rows,
+    plain_rows,
+)
 from ssd_infer.report.searches import HEAD, search_cells
 from ssd_infer.report.speech import NOTE, SPEECH_HEAD, doubt_line, sets_table, speech_table
 from ssd_infer.report.sweep import SWEEP_HEAD, sweep_rows
@@ -54,8 +73,12 @@ def _title(report: Report) -> str:
             "recipe, step",
             f"{identity['recipe'] or 'unknown'}, {identity['step'] if identity['step'] is not None else '?'}",
         ),
-        ("best strategy", f"{verdict['best_strategy'] or 'none'} ({params_text(verdict['best_params'])})"),
-        ("speedup", f"{times(verdict['speedup'])} ({interval(row['speed']['ci95']) if row else '–'})"),
+        (
+            "best strategy",
+            f"{verdict['best_strategy'] or 'plain decoding'} ({params_text(verdict['best_params'])})",
+        ),
+        ("speedup", f"{times(verdict['speedup'])} ({row_interval(row) if row else '–'})"),
+        *(("noise", noise_line(again)) for again in noise_rows(report)),
     ]
     lines = [f"# Checkpoint report\n\n**{md(headline(report))}**", table(("", ""), facts)]
     warnings = [f"- {md(text)}" for text in verdict["warnings"]]
@@ -99,7 +122,7 @@ def _strategy_cells(row: dict[str, Any]) -> list[object]:
         row["lossless"]["verdict"],
         number(speed["tokens_per_second"], 1),
         times(speed["speedup"]),
-        interval(speed["ci95"]),
+        row_interval(row),
         times(speed["predicted_speedup"]),
         number(acceptance["alpha"]),
         number(acceptance["tau"]),
@@ -170,8 +193,20 @@ def _reasons(report: Report) -> str:
 
 def _others(report: Report) -> str:
     rows = [
-        (row["name"], "plain", number(row["tokens_per_second"], 1), "–", "–", "")
-        for row in report["baselines"]
+        (row["name"], "plain", number(row["tokens_per_second"], 1), "–", "–", "–", "")
+        for row in plain_rows(report)
+    ]
+    rows += [
+        (
+            row["name"],
+            "plain again",
+            number(row["tokens_per_second"], 1),
+            times(row["extra"]["again"]["speedup"]),
+            interval(row["extra"]["again"]["ci95"]),
+            "–",
+            noise_line(row),
+        )
+        for row in noise_rows(report)
     ]
     rows += [
         (
@@ -179,12 +214,13 @@ def _others(report: Report) -> str:
             "peer",
             number(row["tokens_per_second"], 1),
             times(row["speedup"]),
+            row_interval(row),
             row["verdict"],
             row.get("extra", {}).get("reason") or "",
         )
         for row in report["peers"]
     ]
-    return table(("name", "kind", "tokens/s", "speedup", "same tokens", "remark"), rows)
+    return table(("name", "kind", "tokens/s", "speedup", "95 %", "same tokens", "remark"), rows)
 
 
 def _quality(quality: dict[str, Any]) -> str:
