@@ -1,4 +1,7 @@
-"""Write the checkpoint reports of a run, and show the table of the last one."""
+"""Write the checkpoint reports of a run, and show the table of the last one.
+
+Each is made by a process of its own: beside a trainer, its loaders and a tracking service nothing is measured well.
+"""
 
 from __future__ import annotations
 
@@ -59,10 +62,12 @@ class Reporter:
             print(_better(best, store.best_facts()))
 
     def _evaluate(self, path: Path, step: int) -> None:
-        from ssd_infer.evaluation import evaluate
+        from ssd_infer.evaluation import alone
 
         out = self.directory(step)
-        evaluate(self.settings(path, out))
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()  # the child needs room for the model beside this process
+        alone.evaluate_alone(self.settings(path, out))
         CheckpointStore(self.run_dir, self.cfg.train.keep_last).mark_best()
         self.tracker.log_report(out, step)
 

@@ -12,6 +12,8 @@ from ssd_infer.evaluation.bench import Bench
 from ssd_infer.evaluation.budget import Deadline, OutOfTime, stopping
 from ssd_infer.evaluation.contenders import Contender, Sampling, one_line, ours
 from ssd_infer.evaluation.distribution import SETTINGS, judge_sampling, pick_context
+from ssd_infer.evaluation.forced import SHARE as FORCED_SHARE
+from ssd_infer.evaluation.forced import forced_facts, shape_of
 from ssd_infer.evaluation.losslessness import LosslessResult, Regret, judge_greedy
 from ssd_infer.evaluation.measure import Measurements, measure
 from ssd_infer.evaluation.strategies import Absent, Field, line_up, lookup_peer
@@ -75,17 +77,48 @@ def run_section(bench: Bench, sampling: Sampling, settling: Deadline, deadline: 
         settings.max_new_tokens,
         settings.seed,
         bench.device,
-        deadline,
+        deadline.part(1 - FORCED_SHARE) if any(map(shape_of, contenders)) else deadline,
     )
     bench.notes += shortfalls(found, settings.max_new_tokens, how)
     share_plain(found, contenders)
+    forced = _forced(bench, contenders, sampling, found.new_tokens, deadline)
     section = Section(
         sampling, contenders, field_.absent, found, scoreboard(found, contenders, sampling, settings.seed)
     )
     section.more = {name: {"predicted_by_calibration": value} for name, value in field_.predicted.items()}
     for name, facts in field_.searches.items():
         section.more.setdefault(name, {})["search"] = facts
+    for name, facts in forced.items():
+        section.more.setdefault(name, {})["teacher_forced"] = facts
     return section
+
+
+def _forced(
+    bench: Bench, contenders: list[Contender], sampling: Sampling, tokens: int, deadline: Deadline
+) -> dict[str, dict[str, Any]]:
+    """Predict every early exit with fixed parameters from many prompts; what the time leaves out is a note."""
+    found = {}
+    prompts = [row for unit in bench.units for row in unit.prompts]
+    for item in contenders:
+        shape = shape_of(item)
+        if shape is None or isinstance(bench.target, str):
+            continue
+        bench.say(f"predicting {item.name} from many prompts")
+        facts = forced_facts(
+            bench.target,
+            prompts,
+            tokens,
+            sampling,
+            shape,
+            bench.settings.seed,
+            deadline,
+            bench.settings.batch_size,
+        )
+        if facts is None:
+            bench.notes.append(f"the time limit left out the prediction of {item.name} from many prompts")
+        else:
+            found[item.name] = facts
+    return found
 
 
 def stand_in(contenders: list[Contender]) -> None:

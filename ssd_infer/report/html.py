@@ -8,6 +8,7 @@ from html import escape
 from importlib import resources
 from typing import Any
 
+from ssd_infer.report import forced
 from ssd_infer.report.charts import Chart, draw_charts
 from ssd_infer.report.definitions import DEFINITIONS
 from ssd_infer.report.format import (
@@ -80,6 +81,7 @@ def render_html(report: Report) -> str:
         _hero(report),
         _warnings(report["verdict"]["warnings"]),
         _section("Strategies", _strategies(report)),
+        _forced(report),
         _searches(report),
         _speech(report),
         _section("Plots", figures(draw_charts(report))),
@@ -248,6 +250,15 @@ def _unmeasured(row: Row, width: int) -> str:
     )
 
 
+def _forced(report: Report) -> str:
+    """Draw what many prompts predict; nothing where no strategy was predicted so."""
+    rows = [table_row(cells, 1) for cells in forced.forced_cells(report)]
+    if not rows:
+        return ""
+    caption = f'<p class="muted">{text(forced.CAPTION)}</p>'
+    return _section(forced.TITLE, caption + html_table(forced.HEAD, rows, range(1, len(forced.HEAD))))
+
+
 def _searches(report: Report) -> str:
     """Draw the table of searches; nothing where no measured strategy searched."""
     rows = [table_row(cells) for cells in search_cells(report)]
@@ -359,6 +370,7 @@ def _environment(report: Report) -> str:
     if identity["git"]:
         facts += [("git", ", ".join(f"{key} {value}" for key, value in identity["git"].items()))]
     facts += [(key, value) for key, value in report["environment"].items() if key != "extra"]
+    facts += list(report["environment"].get("extra", {}).items())
     return _facts(facts)
 
 

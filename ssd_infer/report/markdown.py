@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ssd_infer.report import shift_plot
+from ssd_infer.report import forced, shift_plot
 from ssd_infer.report.definitions import DEFINITIONS
 from ssd_infer.report.format import (
     bytes_text,
@@ -49,6 +49,7 @@ def render_markdown(report: Report) -> str:
         _title(report),
         _environment(report),
         "## Strategies\n\n" + _strategies(report),
+        _forced(report),
         _searches(report),
         _shift(report),
         _speech(report),
@@ -90,9 +91,14 @@ def _environment(report: Report) -> str:
     return (
         f"Measured on {md(env['device'])} ({md(env['cpu'])}), {env['threads']} threads, {md(env['dtype'])}, batch "
         f"{report['protocol']['batch_size']}; python {md(env['python'])}, torch {md(env['torch'])}, transformers "
-        f"{md(env['transformers'])}, ssd {md(env['ssd'])}, seed {env['seed']}. "
+        f"{md(env['transformers'])}, ssd {md(env['ssd'])}, seed {env['seed']}{_waits(env)}. "
         "Speedups do not transfer between machines."
     )
+
+
+def _waits(env: dict[str, Any]) -> str:
+    waits = env.get("extra", {}).get("openmp_waits")
+    return f", OpenMP threads wait {md(waits)}" if waits else ""
 
 
 def _strategies(report: Report) -> str:
@@ -164,6 +170,12 @@ def _per_task(report: Report) -> str:
     if not rows:
         return ""
     return "## By task\n\n" + table(("strategy", "task", "tokens/s", "speedup", "95 %", "α", "τ"), rows)
+
+
+def _forced(report: Report) -> str:
+    rows = forced.forced_cells(report)
+    head = f"## {forced.TITLE}\n\n{md(forced.CAPTION)}\n\n"
+    return head + table(forced.HEAD, rows) if rows else ""
 
 
 def _searches(report: Report) -> str:
