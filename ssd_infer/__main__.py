@@ -23,6 +23,7 @@ from omegaconf import DictConfig
 from ssd_infer.config import to_settings
 from ssd_infer.launch import launch
 from ssd_infer.settings import EvalSettings, validate
+from ssd_infer.threads import wait_passively
 
 LISTS = ("tasks", "temperatures")
 """Keys whose single value may be given without brackets."""
@@ -71,6 +72,7 @@ def _watch_names_checkpoints(arguments: list[str]) -> None:
 
 def main() -> None:
     """Run the command line and exit with its code."""
+    wait_passively()
     ConfigStore.instance().store(group="schema", name="evaluate", node=EvalSettings, package="_global_")
     _watch_names_checkpoints(sys.argv)
     sys.exit(launch("evaluate", run, settings_of, LISTS))

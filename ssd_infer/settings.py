@@ -42,14 +42,14 @@ class EvalSettings:
     task_shift, streams of prose, code and dialogue."""
     out: str | None = None
     """Directory of the report; null means `report/` inside the checkpoint."""
-    samples: int = 32
-    """Prompts of each task."""
+    samples: int = 64
+    """Prompts of each task; more of them tell more than repeats."""
     prompt_tokens: int = 64
     """Longest prompt in tokens."""
     max_new_tokens: int = 128
     """Tokens decoded for each prompt."""
-    repeats: int = 3
-    """Timed repetitions of each prompt."""
+    repeats: int = 1
+    """Timed repetitions of each prompt, after all prompts had their turn."""
     batch_size: int = 1
     """Rows decoded together in the timed runs."""
     contexts: list[int] = field(default_factory=list)
@@ -73,7 +73,7 @@ class EvalSettings:
     seed: int = 0
     """Seed of prompt choice and sampling."""
     max_minutes: float = 0.0
-    """Stop starting new measurements after this long; 0 sets no limit."""
+    """Be done after this long, dealt out to the phases beforehand (60 % and more to measuring); 0 sets no limit."""
     search_seconds: float = 0.0
     """Longest search of one strategy before it is timed; 0 takes a twentieth of `max_minutes`, a minute at most."""
     peers: bool = True

@@ -1,7 +1,8 @@
 """Checkpoints that survive a kill at any moment: written aside, verified by hash, renamed, pruned, ranked.
 
 Layout: `checkpoints/step-N/` is complete or absent. `ssd_manifest.json` inside lists size and SHA-256 of every file;
-`best.json` beside `checkpoints/` names the checkpoint with the longest simulated acceptance.
+`best.json` beside `checkpoints/` names the checkpoint that was measured to decode fastest, or before any report shows
+a gain the one with the longest simulated acceptance.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from typing import Any
 
 from ssd_infer.errors import CheckpointError
 from ssd_infer.manifest import MANIFEST, RECORD, damage, read_record, sha256
+from ssd_infer.report.rows import find_row, gains
+from ssd_infer.report.schema import ReportError
+from ssd_infer.report.write import read_report
 from ssd_train.metrics import replace_text
 
 logger = logging.getLogger(__name__)
@@ -115,20 +119,26 @@ class CheckpointStore:
         self.prune()
 
     def mark_best(self) -> Path | None:
-        """Write `best.json`: of the checkpoints within 3 % of the lowest loss, the longest simulated acceptance.
+        """Write `best.json`: of the checkpoints within 3 % of the lowest loss, the one measured to decode fastest.
 
-        Without that gate a model that knows nothing would win: it predicts the same token from every depth.
+        Where no report shows a gain it is the one with the longest simulated acceptance. Without that gate a model that
+        knows nothing would win: it predicts the same token from every depth.
         """
         rows = list(self._measured())
         if not rows:
             return None
         limit = LOSS_GATE * min(loss for _, loss, _ in rows)
-        tau, negative_loss, step = max((tau, -loss, step) for tau, loss, step in rows if loss <= limit)
+        gated = [(tau, -loss, step) for tau, loss, step in rows if loss <= limit]
+        tau, negative_loss, step = max(gated)
+        best: dict[str, Any] = {"metric": "tau_sim", "value": tau}
+        faster = [(gain, *row) for row in gated if (gain := measured_gain(self.run_dir, row[2])) is not None]
+        if faster:
+            gain, tau, negative_loss, step = max(faster, key=lambda found: (found[0]["speedup"], found[1:]))
+            best = {"metric": "speedup", "value": gain["speedup"], **gain, "tau_sim": tau}
         best = {
             "step": step,
             "path": str(self.path(step).relative_to(self.run_dir)),
-            "metric": "tau_sim",
-            "value": tau,
+            **best,
             "validation_loss": -negative_loss,
         }
         replace_text(self.run_dir / "best.json", json.dumps(best, indent=2) + "\n")
@@ -136,11 +146,14 @@ class CheckpointStore:
 
     def best(self) -> Path | None:
         """Return the checkpoint `best.json` names, None if there is none."""
+        facts = self.best_facts()
+        path = self.run_dir / facts["path"] if facts else None
+        return path if path is not None and path.is_dir() else None
+
+    def best_facts(self) -> dict[str, Any]:
+        """Return what `best.json` says, nothing if there is none."""
         file = self.run_dir / "best.json"
-        if not file.exists():
-            return None
-        path = self.run_dir / json.loads(file.read_text(encoding="utf-8"))["path"]
-        return path if path.is_dir() else None
+        return dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else {}
 
     def prune(self) -> None:
         """Remove all but the newest `keep_last` checkpoints and the best."""
@@ -174,6 +187,22 @@ class CheckpointStore:
         reason = "no space left on the disk" if full else f"{type(error).__name__}: {error}"
         remedy = "free some space" if full else "remove the cause"
         return f"checkpoint of step {step} in {self.directory}: {reason}; {intact}; {remedy} and repeat the command"
+
+
+def measured_gain(run_dir: Path, step: int) -> dict[str, Any] | None:
+    """Return the speedup that the report of `step` claims, and of which strategy; None without a gain or a report.
+
+    A strategy counts if it really drafted and its interval lies above 1, whatever version wrote the report.
+    """
+    try:
+        report = read_report(run_dir / "reports" / f"step-{step}")
+    except ReportError:  # none yet, or one that cannot be trusted
+        return None
+    row = find_row(report, report["verdict"]["best_strategy"])
+    if row is None or not gains(row):
+        return None
+    speed = row["speed"]
+    return {"speedup": speed["speedup"], "ci95": speed["ci95"], "strategy": row["name"]}
 
 
 def seal(directory: Path) -> None:

@@ -1,10 +1,14 @@
-"""Write the checkpoint reports of a run, and show the table of the last one."""
+"""Write the checkpoint reports of a run, and show the table of the last one.
+
+Each is made by a process of its own: beside a trainer, its loaders and a tracking service nothing is measured well.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -55,15 +59,16 @@ class Reporter:
         _show(out)
         best = store.best()
         if best is not None and best != store.path(steps[-1]):
-            print(
-                f"longest simulated acceptance: {best}; python -m ssd_infer checkpoint={best} reports on it"
-            )
+            print(_better(best, store.best_facts()))
 
     def _evaluate(self, path: Path, step: int) -> None:
-        from ssd_infer.evaluation import evaluate
+        from ssd_infer.evaluation import alone
 
         out = self.directory(step)
-        evaluate(self.settings(path, out))
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()  # the child needs room for the model beside this process
+        alone.evaluate_alone(self.settings(path, out))
+        CheckpointStore(self.run_dir, self.cfg.train.keep_last).mark_best()
         self.tracker.log_report(out, step)
 
     def settings(self, path: Path, out: Path) -> EvalSettings:
@@ -83,6 +88,13 @@ class Reporter:
             threads=cfg.threads,
             seed=cfg.seed,
         )
+
+
+def _better(best: Path, facts: dict[str, Any]) -> str:
+    """Say which checkpoint is better than the last one, and by what it was chosen."""
+    if facts["metric"] == "speedup":
+        return f"fastest by its report: {best} ({facts['strategy']}, {facts['value']:.2f} times)"
+    return f"longest simulated acceptance: {best}; python -m ssd_infer checkpoint={best} reports on it"
 
 
 def _show(out: Path) -> None:

@@ -18,24 +18,28 @@ from ssd_infer.errors import ConfigError
 from ssd_infer.evaluation import report_folder
 from ssd_infer.evaluation.batch_exactness import batch_deadline
 from ssd_infer.evaluation.bench import Bench, Say, open_bench, torch_threads
-from ssd_infer.evaluation.budget import Deadline
+from ssd_infer.evaluation.budget import Deadline, OutOfTime, stopping
 from ssd_infer.evaluation.contenders import Contender, Sampling, one_line
 from ssd_infer.evaluation.losslessness import LosslessResult, judge_greedy
 from ssd_infer.evaluation.measure import measure
 from ssd_infer.evaluation.progress import quiet_libraries
 from ssd_infer.evaluation.runner import assemble, samples
-from ssd_infer.evaluation.section import Section, shortfalls
+from ssd_infer.evaluation.section import Section, again, shortfalls, stand_in
 from ssd_infer.evaluation.strategies import Absent
 from ssd_infer.evaluation.stream import both
-from ssd_infer.evaluation.summary import scoreboard
+from ssd_infer.evaluation.summary import scoreboard, share_plain
 from ssd_infer.report.schema import FAMILIES
 from ssd_infer.report.write import check_writable, write_report, writing
 from ssd_infer.settings import EvalSettings
 
 logger = logging.getLogger(__name__)
 
-QUALITY_SHARE = 0.15
-"""Share of the time limit after which quality must be done."""
+QUALITY_SHARE, SETTLING_SHARE = 0.15, 0.12
+"""Shares: of the time limit after which quality must be done, and of what is left for one draft's calibration."""
+UNSETTLED = (
+    "not measured: its calibration did not end in its share of the time limit; raise max_minutes, or ask for this "
+    "draft alone"
+)
 OTHERS = (
     "it drafts for models that decode autoregressively, and this checkpoint is a diffusion language model"
 )
@@ -78,9 +82,13 @@ def _section(bench: Bench, sampling: Sampling, sampler: SamplerSettings, deadlin
     for row, params in _wanted(settings).items():
         name = row + sampling.suffix
         try:
-            contender, gain = settled(bench, name, params, sampling, sampler)
+            with stopping(bench.model, deadline.part(SETTLING_SHARE)):
+                contender, gain = settled(bench, name, params, sampling, sampler)
         except ConfigError:
             raise
+        except OutOfTime:
+            absent.append(Absent(name, "not_applicable", UNSETTLED, here=True))
+            continue
         except Exception as error:  # noqa: BLE001  one draft that fails must not cost the others their rows
             absent.append(Absent(name, "failed", one_line(error)))
             continue
@@ -88,7 +96,9 @@ def _section(bench: Bench, sampling: Sampling, sampler: SamplerSettings, deadlin
         if gain is not None:
             predicted[name] = gain
     peers = [lossy_peer(bench, sampling, sampler)] if settings.peers else []
-    contenders = [baseline(bench, sampling, sampler), *strategies, *peers]
+    plain = baseline(bench, sampling, sampler)
+    contenders = [plain, again(plain, sampling), *strategies, *peers]
+    stand_in(contenders)
     bench.say(f"decoding with {len(contenders)} contenders at temperature {sampling.temperature:g}")
     found = measure(
         contenders,
@@ -100,15 +110,16 @@ def _section(bench: Bench, sampling: Sampling, sampler: SamplerSettings, deadlin
         deadline,
     )
     bench.notes += shortfalls(found, settings.max_new_tokens, f"temperature {sampling.temperature:g}")
+    share_plain(found, contenders)
     board = scoreboard(found, contenders, sampling, settings.seed)
-    absent = absent if sampling.greedy else [row for row in absent if row.status == "failed"]
+    absent = absent if sampling.greedy else [row for row in absent if row.status == "failed" or row.here]
     section = Section(sampling, contenders, absent, found, board)
     _judge(section)
     more = exact_in_batches(bench, strategies, sampling, sampler, batch_deadline(bench.budget))
     section.verdicts |= {name: both(section.verdicts[name], result) for name, result in more.items()}
     how = SamplingParams(not sampling.greedy, sampling.temperature or 1.0, sampling.top_k, sampling.top_p)
     for contender in contenders:
-        if contender.failure is None and contender.name in found.records:
+        if contender.failure is None and found.of(contender.name) and contender.kind != "again":
             section.more[contender.name] = figures(bench, contender, found, sampler, how)
             if contender.name in predicted:
                 section.more[contender.name]["predicted_by_calibration"] = predicted[contender.name]
@@ -142,7 +153,7 @@ def _judge(section: Section) -> None:
     reference = next(item for item in section.contenders if item.kind == "baseline")
     expected = {reference.name: section.found.outputs(reference.name)}
     for item in section.contenders:
-        if item.kind == "baseline" or item.failure is not None:
+        if item.kind in ("baseline", "again") or item.failure is not None:
             continue
         result = judge_greedy(section.found.outputs(item.name), expected)
         if not section.sampling.greedy:

@@ -24,7 +24,7 @@ def figures(
     sampling: SamplingParams,
 ) -> dict[str, Any]:
     """Return NFE, rows, tokens by both, v(r), acceptance by depth on calibration prompts, and all sampler fields."""
-    records = found.records[contender.name]
+    records = found.of(contender.name)
     stats = [record.decoded.stats for record in records if record.decoded.stats]
     nfe = sum(int(item.report["nfe"]) for item in stats)
     rows = sum(int(item.report["rows"]) for item in stats)

@@ -130,11 +130,11 @@ def _compare(target: Target, prompt: list[int], output: list[int], sampler: Samp
         if index < deepest:
             states.append(hidden[0, len(prompt) :])
     final = target.logits(hidden[0, len(prompt) :])
-    rows = [_acceptance(final, target.logits(state), sampler) for state in states]
+    rows = [overlap(final, target.logits(state), sampler) for state in states]
     return torch.stack([row[0] for row in rows]), torch.stack([row[1] for row in rows])
 
 
-def _acceptance(final: Tensor, early: Tensor, sampler: Sampler) -> tuple[Tensor, Tensor]:
+def overlap(final: Tensor, early: Tensor, sampler: Sampler) -> tuple[Tensor, Tensor]:
     """Return acceptance probability and confidence `(n,)` of drafts from `early` `(n, V)` logits."""
     if sampler.greedy:
         top = early.float().softmax(-1).amax(-1)

@@ -15,7 +15,8 @@ from ssd_infer.engine.stats import Stats
 
 one_line = errors.one_line
 Prompts = list[list[int]]
-Kind = Literal["baseline", "peer", "strategy"]
+Kind = Literal["baseline", "again", "peer", "strategy"]
+"""`again` is a baseline a second time: how far it seems to be from itself is the noise of the measurement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,11 @@ class Contender:
     params: dict[str, Any] = field(default_factory=dict)
     note: str = ""
     plain: bool = False
-    """A strategy that decided for plain decoding because it predicts no gain."""
+    """A strategy that decodes plainly, because it predicts no gain or drafted nothing."""
+    idle: bool = False
+    """It ran as a strategy and drafted nothing."""
+    stands_for: str | None = None
+    """The contender this one is the same decoding as, so that it is not run: it shares that one's records."""
     claimed: bool = True
     """Whether it promises unchanged output."""
     extra_bytes: int | None = None

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ssd_infer.engine.calibrate import ExitProfile, Prediction
-from ssd_infer.evaluation.budget import Deadline
+from ssd_infer.evaluation.budget import Deadline, OutOfTime, stopping
 from ssd_infer.evaluation.contenders import Contender, Sampling, ours
 from ssd_infer.evaluation.measure import Unit, measure
 from ssd_infer.evaluation.summary import scoreboard
@@ -53,7 +53,10 @@ def _cell(found: Prediction) -> Cell:
 def measured_cells(
     model: nn.Module, cells: list[Cell], prompts: list[list[int]], device: torch.device, deadline: Deadline
 ) -> list[Cell]:
-    """Time the most promising cells against our plain loop on calibration prompts, interleaved like the real run."""
+    """Time the most promising cells against our plain loop on calibration prompts, interleaved like the real run.
+
+    Nothing is returned where `deadline` comes before two prompts were decoded by all.
+    """
     greedy = Sampling()
     best = sorted(cells, key=lambda cell: -cell["speedup"])[:MEASURED_CELLS]
     contenders = [Contender("ssd_plain", "baseline", ours(model, None, {}, greedy))]
@@ -65,7 +68,11 @@ def measured_cells(
             )
         )
     units = [Unit(index, "calibration", [prompt]) for index, prompt in enumerate(prompts)]
-    found = measure(contenders, units, 1, NEW_TOKENS, 0, device, deadline)
+    try:
+        with stopping(model, deadline):
+            found = measure(contenders, units, 1, NEW_TOKENS, 0, device, deadline.part(0.9), blocks=1)
+    except OutOfTime:
+        return []
     board = scoreboard(found, contenders, greedy, 0)
     if board is None:
         return []

@@ -17,6 +17,7 @@ import transformers
 import ssd_infer
 from ssd_infer.engine.surroundings import cpu_name, device_name
 from ssd_infer.settings import EvalSettings
+from ssd_infer.threads import waiting
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
 
@@ -79,6 +80,7 @@ def environment(settings: EvalSettings, device: torch.device, dtype: torch.dtype
         "threads": torch.get_num_threads(),
         "dtype": str(dtype).removeprefix("torch."),
         "seed": settings.seed,
+        "extra": {"openmp_waits": waiting()},
     }
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ssd_infer.engine import calibrate
 from ssd_infer.engine.target import Target
 from ssd_infer.evaluation import report_folder
 from ssd_infer.evaluation.bench import Bench, Say, open_bench, torch_threads, vocab_size
-from ssd_infer.evaluation.budget import Deadline
+from ssd_infer.evaluation.budget import Deadline, OutOfTime, deal, stopping
 from ssd_infer.evaluation.contenders import Sampling, one_line
 from ssd_infer.evaluation.grid import Cell, measured_cells, predicted_cells
 from ssd_infer.evaluation.identity import environment, identity
@@ -30,10 +30,6 @@ from ssd_infer.settings import EvalSettings
 
 logger = logging.getLogger(__name__)
 
-QUALITY_SHARE, GRID_SHARE, SWEEP_SHARE, LAST_SHARE = 0.08, 0.2, 0.55, 0.95
-"""Shares of the time limit after which quality, the grid, the sweep if any, and everything must be done."""
-SHIFT_SHARE = 0.1
-"""Share of one setting's streams."""
 QUALITY_TOKENS, QUALITY_WINDOW = 8192, 256
 
 
@@ -47,10 +43,12 @@ def evaluate(settings: EvalSettings, say: Say | None = None) -> dict[str, Any]:
     check_writable("out", folder)
     with torch_threads(settings.threads), quiet_libraries():
         bench = open_bench(settings, say or logger.info)
-        quality = _quality(bench)
-        grid = _grid(bench)
-        sweep = sparse_sweep(bench, bench.budget.deadline(SWEEP_SHARE))
-        sections = _sections(bench)
+        ends = deal([not t for t in settings.temperatures], bool(settings.contexts), bool(bench.shift))
+        moments = {phase: bench.budget.deadline(share) for phase, share in ends.items()}
+        quality = _quality(bench, moments["quality"])
+        grid = _grid(bench, moments["grid"])
+        sweep = sparse_sweep(bench, moments["sweep"])
+        sections = _sections(bench, moments)
         report = assemble(bench, sections, quality, grid, sweep)
     with writing("out", folder):
         write_report(report, folder, list(samples(sections)))
@@ -95,30 +93,26 @@ def assemble(
     }
 
 
-def _sections(bench: Bench) -> list[Section]:
-    """Time all settings, then judge them: the time limit must not be spent by the first one."""
+def _sections(bench: Bench, moments: Mapping[str, Deadline]) -> list[Section]:
+    """Settle, time and judge every setting, each phase done by its moment: the limit must not be spent by the first."""
     settings = bench.settings
-    samplings = [
-        Sampling(float(t), settings.top_k, settings.top_p) if t else Sampling() for t in settings.temperatures
-    ]
-    shares = _shares(samplings, SWEEP_SHARE if settings.contexts else GRID_SHARE)
     sections = []
-    for sampling in samplings:
-        section = run_section(bench, sampling, bench.budget.deadline(next(shares)))
-        judge(bench, section, bench.budget.deadline(next(shares)))
-        _shift(bench, section)
+    for number, t in enumerate(settings.temperatures):
+        sampling = Sampling(float(t), settings.top_k, settings.top_p) if t else Sampling()
+        section = run_section(bench, sampling, moments[f"settle {number}"], moments[f"measure {number}"])
+        judge(bench, section, moments[f"law {number}"])
+        _shift(bench, section, moments[f"shift {number}"])
         sections.append(section)
     return sections
 
 
-def _shift(bench: Bench, section: Section) -> None:
+def _shift(bench: Bench, section: Section, deadline: Deadline) -> None:
     """Decode the streams of task_shift where they were asked for; a study that fails is a warning, and costs no row."""
     if not bench.shift:
         return
     bench.say("decoding streams whose text changes")
-    share = bench.budget.deadline(min(1.0, bench.budget.spent / bench.budget.seconds + SHIFT_SHARE))
     try:
-        found = shift_study(bench, section.sampling, share)
+        found = shift_study(bench, section.sampling, deadline)
     except Exception as error:  # noqa: BLE001
         bench.notes.append(f"task_shift failed: {one_line(error)}")
         return
@@ -126,40 +120,31 @@ def _shift(bench: Bench, section: Section) -> None:
         section.more.setdefault(name, {})["task_shift"] = facts
 
 
-def _shares(samplings: list[Sampling], spent: float) -> Iterator[float]:
-    """Yield for each setting the share of the limit by which timing, then judging, is done; greedy judging is free.
-
-    `spent` is the share that earlier phases may have used.
-    """
-    weights = [part for sampling in samplings for part in ((1.0, 0.0) if sampling.greedy else (0.8, 0.45))]
-    left = LAST_SHARE - spent
-    for weight in weights:
-        spent += left * weight / sum(weights)
-        yield spent
-
-
-def _quality(bench: Bench) -> dict[str, Any]:
+def _quality(bench: Bench, deadline: Deadline) -> dict[str, Any]:
     if not isinstance(bench.target, Target):
         return {"exits": [], "reason": bench.target}
     bench.say("measuring loss and agreement of every exit")
     source, windows = held_out_ids(bench.tasks, bench.tokenizer, QUALITY_TOKENS, QUALITY_WINDOW)
     check_ids(source, windows, vocab_size(bench.model))
-    return exit_quality(bench.target, windows, source, bench.budget.deadline(QUALITY_SHARE))
+    return exit_quality(bench.target, windows, source, deadline)
 
 
-def _grid(bench: Bench) -> dict[str, list[Cell]]:
-    """Return predicted and measured cells; empty where early exit does not apply or was not asked for."""
+def _grid(bench: Bench, deadline: Deadline) -> dict[str, list[Cell]]:
+    """Return predicted and measured cells; empty where early exit does not apply, is not wanted, or took too long."""
     settings, target = bench.settings, bench.target
     wanted = settings.draft in ("all", FAMILIES["early_exit"]) or settings.draft.startswith("early_exit")
     if not isinstance(target, Target) or target.num_layers < 2 or not wanted:
         return {"predicted": [], "measured": []}
     bench.say("calibrating early exits")
-    profile = calibrate.recall(target, bench.calibration, do_sample=False)
-    cells = predicted_cells(profile)
-    if not settings.grid:
+    cells: list[Cell] = []
+    try:
+        with stopping(bench.model, deadline):
+            cells = predicted_cells(calibrate.recall(target, bench.calibration, do_sample=False))
+    except OutOfTime:
+        bench.notes.append("the time limit left out the grid of exits and draft lengths")
+    if not settings.grid or not cells or deadline.passed:
         return {"predicted": cells, "measured": []}
     bench.say("measuring the most promising exits and draft lengths")
-    deadline: Deadline = bench.budget.deadline(GRID_SHARE)
     return {
         "predicted": cells,
         "measured": measured_cells(bench.model, cells, bench.calibration, bench.device, deadline),
@@ -187,7 +172,7 @@ def _protocol(bench: Bench, sections: list[Section]) -> dict[str, Any]:
         },
         "repeats": settings.repeats,
         "timer": "time.perf_counter around the whole call, prefill included, device synchronised; "
-        "contenders interleaved per prompt in rotating order",
+        "contenders interleaved per prompt in rotating order, in blocks with an order of their own",
         "extra": {
             "rounds": [
                 {
@@ -195,6 +180,8 @@ def _protocol(bench: Bench, sections: list[Section]) -> dict[str, Any]:
                     "done": section.found.rounds_done,
                     "planned": section.found.rounds_planned,
                     "new_tokens": section.found.new_tokens,
+                    "blocks": section.found.blocks,
+                    "seconds": round(section.found.seconds, 1),
                 }
                 for section in sections
             ],

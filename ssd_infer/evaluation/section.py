@@ -11,19 +11,23 @@ from ssd_infer.engine.target import Target
 from ssd_infer.evaluation.batch_exactness import batch_deadline
 from ssd_infer.evaluation.batch_text import greedy_in_batches, sampled_in_batches
 from ssd_infer.evaluation.bench import Bench
-from ssd_infer.evaluation.budget import Deadline
+from ssd_infer.evaluation.budget import Deadline, OutOfTime, stopping
 from ssd_infer.evaluation.contenders import Contender, Sampling, one_line, ours
 from ssd_infer.evaluation.distribution import SETTINGS, judge_sampling, pick_context
+from ssd_infer.evaluation.forced import SHARE as FORCED_SHARE
+from ssd_infer.evaluation.forced import forced_facts, shape_of
 from ssd_infer.evaluation.losslessness import LosslessResult, Regret, judge_greedy
 from ssd_infer.evaluation.measure import Measurements, measure
 from ssd_infer.evaluation.strategies import Absent, Field, line_up, lookup_peer
 from ssd_infer.evaluation.stream import Output, both, judge_stream
 from ssd_infer.evaluation.summary import (
+    AGAIN,
     Scoreboard,
     absent_row,
     baseline_row,
     peer_row,
     scoreboard,
+    share_plain,
     strategy_row,
 )
 from ssd_infer.evaluation.transformers_side import eos_ids, hf_baseline, hf_peers
@@ -47,8 +51,8 @@ class Section:
     """Additions to a strategy row's `extra`, by name."""
 
 
-def run_section(bench: Bench, sampling: Sampling, deadline: Deadline) -> Section:
-    """Line up and time all contenders at one sampling setting."""
+def run_section(bench: Bench, sampling: Sampling, settling: Deadline, deadline: Deadline) -> Section:
+    """Line up all contenders at one sampling setting, done by `settling`, and time them until `deadline`."""
     settings = bench.settings
     bench.say("choosing parameters, searching where a strategy needs it")
     field_ = line_up(
@@ -60,11 +64,14 @@ def run_section(bench: Bench, sampling: Sampling, deadline: Deadline) -> Section
         bench.calibration,
         search_seconds(settings),
         settings.batch_size,
+        settling,
     )
     peers = _peers(bench, sampling, field_) if settings.peers else []
     contenders = [*_baselines(bench, sampling), *field_.contenders, *peers]
+    stand_in(contenders)
     how = "greedy" if sampling.greedy else f"temperature {sampling.temperature:g}"
-    bench.say(f"decoding with {len(contenders)} contenders, {how}")
+    running = sum(item.stands_for is None for item in contenders)
+    bench.say(f"decoding with {running} contenders, {how}")
     found = measure(
         contenders,
         bench.units,
@@ -72,16 +79,56 @@ def run_section(bench: Bench, sampling: Sampling, deadline: Deadline) -> Section
         settings.max_new_tokens,
         settings.seed,
         bench.device,
-        deadline,
+        deadline.part(1 - FORCED_SHARE) if any(map(shape_of, contenders)) else deadline,
     )
     bench.notes += shortfalls(found, settings.max_new_tokens, how)
+    share_plain(found, contenders)
+    forced = _forced(bench, contenders, sampling, found.new_tokens, deadline)
     section = Section(
         sampling, contenders, field_.absent, found, scoreboard(found, contenders, sampling, settings.seed)
     )
     section.more = {name: {"predicted_by_calibration": value} for name, value in field_.predicted.items()}
     for name, facts in field_.searches.items():
         section.more.setdefault(name, {})["search"] = facts
+    for name, facts in forced.items():
+        section.more.setdefault(name, {})["teacher_forced"] = facts
     return section
+
+
+def _forced(
+    bench: Bench, contenders: list[Contender], sampling: Sampling, tokens: int, deadline: Deadline
+) -> dict[str, dict[str, Any]]:
+    """Predict every early exit with fixed parameters from many prompts; what the time leaves out is a note."""
+    found = {}
+    prompts = [row for unit in bench.units for row in unit.prompts]
+    for item in contenders:
+        shape = shape_of(item)
+        if shape is None or isinstance(bench.target, str):
+            continue
+        bench.say(f"predicting {item.name} from many prompts")
+        facts = forced_facts(
+            bench.target,
+            prompts,
+            tokens,
+            sampling,
+            shape,
+            bench.settings.seed,
+            deadline,
+            bench.settings.batch_size,
+        )
+        if facts is None:
+            bench.notes.append(f"the time limit left out the prediction of {item.name} from many prompts")
+        else:
+            found[item.name] = facts
+    return found
+
+
+def stand_in(contenders: list[Contender]) -> None:
+    """Let every strategy that decodes plainly stand for the first baseline that can run: it is the same decoding."""
+    plain = next((item for item in contenders if item.kind == "baseline" and item.failure is None), None)
+    for item in contenders:
+        if item.kind == "strategy" and item.plain and plain is not None:
+            item.stands_for = plain.name
 
 
 def search_seconds(settings: EvalSettings) -> float:
@@ -117,7 +164,9 @@ def judge(bench: Bench, section: Section, deadline: Deadline) -> None:
 def rows(section: Section) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the section's baseline, peer and strategy rows."""
     missing = LosslessResult("not_run", "no test was made at this setting")
-    baselines = [baseline_row(item, section.board) for item in section.contenders if item.kind == "baseline"]
+    baselines = [
+        baseline_row(item, section.board) for item in section.contenders if item.kind in ("baseline", "again")
+    ]
     peers = [
         peer_row(item, section.board, section.verdicts.get(item.name, missing))
         for item in section.contenders
@@ -127,10 +176,9 @@ def rows(section: Section) -> tuple[list[dict[str, Any]], list[dict[str, Any]], 
     for item in section.contenders:
         if item.kind != "strategy":
             continue
-        if item.failure is not None or section.board is None:
-            strategies.append(
-                absent_row(Absent(item.name, "failed", item.failure or "no plain decoding ran"), item.claimed)
-            )
+        if item.failure is not None or section.board is None or not section.found.of(item.name):
+            reason = item.failure or "no plain decoding ran"
+            strategies.append(absent_row(Absent(item.name, "failed", reason), item.claimed))
         else:
             verdict = section.verdicts.get(item.name, missing)
             strategies.append(strategy_row(item, section.board, verdict, section.more.get(item.name, {})))
@@ -141,7 +189,14 @@ def _baselines(bench: Bench, sampling: Sampling) -> list[Contender]:
     plain = Contender(f"ssd_plain{sampling.suffix}", "baseline", ours(bench.model, None, {}, sampling))
     if isinstance(bench.target, str):
         plain.failure = bench.target
-    return [plain, hf_baseline(bench.model, sampling)]
+    theirs = hf_baseline(bench.model, sampling)
+    return [plain, theirs, again(theirs if plain.failure else plain, sampling)]
+
+
+def again(baseline: Contender, sampling: Sampling) -> Contender:
+    """Return `baseline` a second time: how far the two seem apart is the noise of the report."""
+    name = baseline.name.removesuffix(sampling.suffix) + AGAIN + sampling.suffix
+    return Contender(name, "again", baseline.decode)
 
 
 def _peers(bench: Bench, sampling: Sampling, field_: Field) -> list[Contender]:
@@ -165,32 +220,67 @@ def _judge_greedy(bench: Bench, section: Section) -> None:
     gate = Regret(bench.model, prompts, found.new_tokens, frozenset(eos_ids(bench.model)))
     strict = torch.finfo(bench.dtype).bits >= 32
     for item in section.contenders:
-        if item.kind != "baseline" and item.failure is None:
+        if item.kind not in ("baseline", "again") and item.failure is None:
             section.verdicts[item.name] = judge_greedy(found.outputs(item.name), references, gate, strict)
 
 
 def _judge_sampling(bench: Bench, section: Section, deadline: Deadline) -> None:
+    """Test the law of what drafted: first the timed tokens of every row, then short continuations while time is left.
+
+    A row that never drafted is plain decoding, whose own tokens are tested once for all such rows.
+    """
     judged = [item for item in section.contenders if item.kind == "strategy" and item.failure is None]
+    drafting = [item for item in judged if not item.plain]
     if not judged:
         return
     bench.say("testing the sampled distributions")
-    context = pick_context(bench.model, [prompt for unit in bench.units for prompt in unit.prompts])
+    streams = {item.name: _stream(bench, section, item) for item in drafting}
     for item in judged:
-        draft = None if item.plain else item.draft
-        decodes = [
-            (sampling, ours(bench.model, draft, item.params, sampling, eos=-1)) for sampling in SETTINGS
-        ]
-        seed = bench.settings.seed
-        try:
-            drawn = judge_sampling(bench.model, decodes, context, deadline, seed, plain=item.plain)
-            drafted = section.found.counted(item.name).total.drafted
-            timed = judge_stream(
-                bench.model, _outputs(bench, section, item), section.sampling, drafted, seed, item.plain
-            )
-            section.verdicts[item.name] = both(drawn, timed)
-        except Exception as error:  # noqa: BLE001  the row fails, the report goes on
-            reason = f"sampling: the test itself failed ({one_line(error)})"
-            section.verdicts[item.name] = LosslessResult("fail", reason)
+        if item.plain:
+            shared = section.found.shared.get(item.name, item.name)
+            if shared not in streams:
+                streams[shared] = _stream(bench, section, item)
+            section.verdicts[item.name] = _as_plain(streams[shared], item)
+    context: list[int] = []
+    for place, item in enumerate(drafting):
+        drawn = _drawn(bench, item, context, deadline.part(1 / (len(drafting) - place)))
+        section.verdicts[item.name] = both(drawn, streams[item.name])
+
+
+def _as_plain(stream: LosslessResult, item: Contender) -> LosslessResult:
+    """Return the verdict of a row that is plain decoding: it passes by what it is, unless its tokens say otherwise."""
+    if stream.verdict != "not_run":
+        return stream
+    why = "drafted nothing" if item.idle else "is plain decoding"
+    detail = f"sampling: it {why}, so that nothing could change; {stream.detail.removeprefix('sampling: ')}"
+    return LosslessResult("pass", detail, stream.extra)
+
+
+def _stream(bench: Bench, section: Section, item: Contender) -> LosslessResult:
+    """Test the places of a row's timed tokens: a pass an output, a small part of what timing them took."""
+    drafted = section.found.counted(item.name).total.drafted
+    outputs, seed = _outputs(bench, section, item), bench.settings.seed
+    try:
+        return judge_stream(bench.model, outputs, section.sampling, drafted, seed, item.plain)
+    except Exception as error:  # noqa: BLE001  the row fails, the report goes on
+        return LosslessResult("fail", f"sampling: the test itself failed ({one_line(error)})")
+
+
+def _drawn(bench: Bench, item: Contender, context: list[int], deadline: Deadline) -> LosslessResult:
+    """Test short continuations of a row's strategy against exact enumeration; not run where the time ends before.
+
+    `context` is what they continue, chosen at the first call.
+    """
+    decodes = [(how, ours(bench.model, item.draft, item.params, how, eos=-1)) for how in SETTINGS]
+    try:
+        with stopping(bench.model, deadline):
+            if not context:
+                context += pick_context(bench.model, [row for unit in bench.units for row in unit.prompts])
+            return judge_sampling(bench.model, decodes, context, deadline, bench.settings.seed)
+    except OutOfTime:
+        return LosslessResult("not_run", "sampling: no time was left for exact enumeration")
+    except Exception as error:  # noqa: BLE001  the row fails, the report goes on
+        return LosslessResult("fail", f"sampling: the test itself failed ({one_line(error)})")
 
 
 def _outputs(bench: Bench, section: Section, item: Contender) -> list[Output]:

@@ -9,9 +9,10 @@ from typing import Any
 from torch import nn
 
 from ssd_infer import drafts
-from ssd_infer.drafts.base import Drafter
+from ssd_infer.drafts.base import Drafter, Resolved
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import ConfigError, Problem, UnsupportedModelError
+from ssd_infer.evaluation.budget import Budget, Deadline, OutOfTime, stopping
 from ssd_infer.evaluation.contenders import Contender, Sampling, one_line, ours
 from ssd_infer.report.schema import FAMILIES, base_name
 
@@ -29,6 +30,8 @@ class Absent:
     name: str
     status: str
     reason: str
+    here: bool = False
+    """Whether it is absent at this sampling setting for a reason of its own."""
 
 
 @dataclass(slots=True)
@@ -92,15 +95,19 @@ def line_up(
     calibration: Sequence[list[int]],
     search_seconds: float = 60.0,
     batch_size: int = 0,
+    deadline: Deadline | None = None,
 ) -> Field:
     """Settle every strategy's parameters on `calibration` prompts; one that raises becomes a failed row.
 
     `search_seconds` bounds each search whose own bound is `auto`. A strategy whose `auto` goes by the batch is shown
-    `batch_size` of the prompts, repeated where they are fewer; 0 shows it all.
+    `batch_size` of the prompts, repeated where they are fewer; 0 shows it all. Each may take half of what is left until
+    `deadline`, or its even share where that is more; one that needs longer is absent with that reason.
     """
     found = Field()
     known = known_drafts()
-    for name in dict.fromkeys([*known, *FAMILIES]):
+    deadline = deadline or Budget(0.0).deadline(1.0)
+    names = list(dict.fromkeys([*known, *FAMILIES]))
+    for place, name in enumerate(names):
         row = name + sampling.suffix
         if not _is_wanted(wanted, name, known):
             reason = (
@@ -115,11 +122,13 @@ def line_up(
             found.absent.append(Absent(row, "not_applicable", target))
         else:
             given = raw if row_name(wanted) == name else {}
-            given = _bounded(drafts.get(known[name]), given, search_seconds)
+            turn = deadline.part(max(0.5, 1 / (len(names) - place)))
+            bounded = _bounded(drafts.get(known[name]), given, min(search_seconds, 0.5 * turn.left))
             shown = _batch(calibration, batch_size) if drafts.get(known[name]).by_batch else calibration
-            _settle(found, model, target, row, known[name], given, sampling, shown)
+            entry = Entry(row, known[name], bounded, by_hand=bool(given))
+            _settle(found, model, target, entry, sampling, shown, turn)
     if not sampling.greedy:  # a greedy row of the same name already says why
-        found.absent = [row for row in found.absent if row.status == "failed"]
+        found.absent = [row for row in found.absent if row.status == "failed" or row.here]
     return found
 
 
@@ -144,51 +153,85 @@ def _bounded(strategy: type[Drafter], raw: dict[str, Any], search_seconds: float
     return raw
 
 
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A strategy about to be settled: its row, its drafter, and parameters, which may be given `by_hand`."""
+
+    row: str
+    draft: str
+    raw: dict[str, Any]
+    by_hand: bool
+
+
 def _settle(
     found: Field,
     model: nn.Module,
     target: Target,
-    row: str,
-    draft: str,
-    raw: dict[str, Any],
+    entry: Entry,
     sampling: Sampling,
     calibration: Sequence[list[int]],
+    deadline: Deadline,
 ) -> None:
-    strategy = drafts.get(draft)
+    strategy, row = drafts.get(entry.draft), entry.row
     reason = strategy.why_not(target)
     if reason is not None:
         found.absent.append(Absent(row, "not_applicable", reason))
         return
+    given = deadline.left
     try:
-        resolved = strategy.resolve(
-            target, strategy.parse(raw, target), list(calibration), not sampling.greedy
-        )
+        with stopping(model, deadline):
+            resolved = strategy.resolve(
+                target, strategy.parse(entry.raw, target), list(calibration), not sampling.greedy
+            )
     except ConfigError:
         raise
+    except OutOfTime:
+        found.absent.append(Absent(row, "not_applicable", _unsettled(entry.draft, given), here=True))
+        return
     except Exception as error:  # noqa: BLE001  one strategy that fails must not cost the others their rows
         found.absent.append(Absent(row, "failed", one_line(error)))
         return
-    plain = resolved.params is None
-    params = {} if resolved.params is None else as_dict(resolved.params)
-    decode = ours(model, None if plain else draft, params, sampling)
-    extra_bytes = 0 if resolved.params is None else strategy.extra_bytes(target, resolved.params)
-    found.contenders.append(
-        Contender(
-            row,
-            "strategy",
-            decode,
-            draft=draft,
-            params=params,
-            note=resolved.note,
-            plain=plain,
-            claimed=resolved.params is None or strategy.claims(resolved.params),
-            extra_bytes=extra_bytes,
-        )
-    )
+    found.contenders.append(_contender(model, target, entry, sampling, _untimed(resolved, entry)))
     if resolved.search:
         found.searches[row] = resolved.search
     if resolved.predicted_speedup is not None:
         found.predicted[row] = resolved.predicted_speedup
+
+
+def _unsettled(draft: str, seconds: float) -> str:
+    return (
+        f"not measured: the choice of its parameters did not end in its share of the time limit ({seconds:.1f} s); "
+        f"raise max_minutes, or ask for draft={draft} alone"
+    )
+
+
+def _untimed(resolved: Resolved, entry: Entry) -> Resolved:
+    """Return plain decoding in place of automatic parameters that are predicted to lose; those by hand are tried."""
+    predicted = resolved.predicted_speedup
+    if resolved.params is None or entry.by_hand or predicted is None or predicted >= 1.0:
+        return resolved
+    note = f"plain decoding: not timed, the predicted speedup is {predicted:.2f}"
+    note = f"{note} ({resolved.note})" if resolved.note else note
+    return Resolved(None, note, predicted, resolved.search)
+
+
+def _contender(
+    model: nn.Module, target: Target, entry: Entry, sampling: Sampling, resolved: Resolved
+) -> Contender:
+    strategy = drafts.get(entry.draft)
+    plain = resolved.params is None
+    params = {} if resolved.params is None else as_dict(resolved.params)
+    return Contender(
+        entry.row,
+        "strategy",
+        ours(model, None if plain else entry.draft, params, sampling),
+        draft=entry.draft,
+        params=params,
+        note=resolved.note,
+        plain=plain,
+        claimed=resolved.params is None or strategy.claims(resolved.params),
+        extra_bytes=0 if resolved.params is None else strategy.extra_bytes(target, resolved.params),
+    )
 
 
 def as_dict(params: Any) -> dict[str, Any]:

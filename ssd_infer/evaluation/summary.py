@@ -17,6 +17,9 @@ from ssd_infer.evaluation.strategies import Absent
 from ssd_infer.report.schema import FAMILIES, base_name
 
 NOTHING = LosslessResult("not_run", "nothing was decoded")
+AGAIN = ":again"
+"""What follows the name of a baseline in the name of its second self."""
+UNDRAFTED = "it drafted nothing in any timed call, so it is plain decoding"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +34,16 @@ class Scoreboard:
     """Name of our own plain loop, whose step is the unit of c and v."""
     seed: int
 
+    noise: float | None = None
+    """How far, as a share, a baseline measured twice is from itself with 95 %; None: it was not, or not for long."""
+
     def ratio(self, name: str, task: str | None = None) -> Ratio:
-        """Return the speedup of `name` over the fastest baseline."""
-        return speed_ratio(self.found.totals(name, task), self.found.totals(self.fastest, task), self.seed)
+        """Return the speedup of `name` over the fastest baseline; its interval is no narrower than the noise."""
+        return self.against(name, self.fastest, task).at_least(self.noise or 0.0)
+
+    def against(self, name: str, other: str, task: str | None = None) -> Ratio:
+        """Return how many times as fast as `other` `name` is, with the bootstrap's own interval."""
+        return speed_ratio(self.found.totals(name, task), self.found.totals(other, task), self.seed)
 
     def rate(self, name: str, task: str | None = None) -> float:
         """Return tokens per second over all repeats."""
@@ -52,13 +62,44 @@ def scoreboard(
     running = [
         item.name
         for item in contenders
-        if item.kind == "baseline" and item.failure is None and item.name in found.records
+        if item.kind == "baseline" and item.failure is None and found.of(item.name)
     ]
     if not running:
         return None
     board = Scoreboard(found, sampling, running[0], f"ssd_plain{sampling.suffix}", seed)
     fastest = max(running, key=board.rate)
-    return Scoreboard(found, sampling, fastest, board.plain, seed)
+    again = next((item for item in contenders if item.kind == "again" and found.of(item.name)), None)
+    noise = None if again is None else measured_noise(board.against(again.name, itself(again)))
+    return Scoreboard(found, sampling, fastest, board.plain, seed, noise)
+
+
+def itself(again: Contender) -> str:
+    """Return the name of the baseline that `again` is."""
+    return again.name.replace(AGAIN, "", 1)
+
+
+def measured_noise(ratio: Ratio) -> float | None:
+    """Return how far the interval of a baseline against itself reaches from 1."""
+    return None if ratio.ci95 is None else max(abs(1 - ratio.ci95[0]), abs(ratio.ci95[1] - 1))
+
+
+def share_plain(found: Measurements, contenders: list[Contender]) -> None:
+    """Make plain what turned out to be: a strategy that drafted nothing in all its calls shares a baseline's records.
+
+    What its own calls took stays in its `extra`: a search that found nothing has a price too.
+    """
+    plain = next((item for item in contenders if item.kind == "baseline" and found.of(item.name)), None)
+    for item in contenders:
+        if (
+            item.kind != "strategy"
+            or item.failure is not None
+            or item.stands_for is not None
+            or plain is None
+        ):
+            continue
+        if found.of(item.name) and not found.counted(item.name).total.drafted:
+            item.plain, item.idle = True, True
+            item.note = f"{UNDRAFTED} ({item.note})" if item.note else UNDRAFTED
 
 
 def baseline_row(contender: Contender, board: Scoreboard | None) -> dict[str, Any]:
@@ -72,13 +113,29 @@ def baseline_row(contender: Contender, board: Scoreboard | None) -> dict[str, An
             "extra": {"reason": contender.failure or "not measured"},
         }
     totals = board.found.totals(contender.name)
+    extra: dict[str, Any] = {
+        "repetition": board.repetition(contender.name),
+        "fastest": contender.name == board.fastest,
+        "after_prefill_tokens_per_second": _steady_rate(contender.name, board),
+    }
+    if contender.kind == "again":
+        ratio = board.against(contender.name, itself(contender))
+        extra = {"of": itself(contender), "speedup": ratio.value, "ci95": ratio.ci95, "noise": board.noise}
+        extra = {"again": extra}
     return {
         "name": contender.name,
         "tokens_per_second": board.rate(contender.name),
         "seconds": sum(part.seconds for part in totals),
         "tokens": sum(part.tokens for part in totals),
-        "extra": {"repetition": board.repetition(contender.name), "fastest": contender.name == board.fastest},
+        "extra": extra,
     }
+
+
+def _steady_rate(name: str, board: Scoreboard) -> float | None:
+    """Return tokens a second of batched passes after prefill, which does not hang on how many tokens were asked for."""
+    counted = board.found.counted(name)
+    seconds = counted.total.seconds["verify"]
+    return counted.total.emitted / seconds if seconds > 0 else None
 
 
 def peer_row(contender: Contender, board: Scoreboard | None, lossless: LosslessResult) -> dict[str, Any]:
@@ -100,6 +157,7 @@ def peer_row(contender: Contender, board: Scoreboard | None, lossless: LosslessR
     extra = {
         "params": contender.params,
         "ci95": ratio.ci95,
+        "too_short_to_tell": ratio.too_short,
         "against": board.fastest,
         "detail": lossless.detail,
         "per_task": [
@@ -149,9 +207,16 @@ def absent_row(absent: Absent, claimed: bool = True) -> dict[str, Any]:
 def strategy_row(
     contender: Contender, board: Scoreboard, lossless: LosslessResult, more: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the row of a strategy that ran."""
-    counted, ratio = board.found.counted(contender.name), board.ratio(contender.name)
+    """Return the row of a strategy that ran, or of one that is plain decoding."""
+    name = _measured_as(contender, board)
+    counted = board.found.counted(name)
     cost = measured_cost(counted, board.found.counted(board.plain))
+    extra = _extra(contender, name, board, cost) | dict(more)
+    if contender.plain:
+        speed = _plain_speed(name, board, extra.get("predicted_by_calibration"))
+    else:
+        speed = _speed(name, board, cost.predicted(counted.total))
+        extra["too_short_to_tell"] = board.ratio(name).too_short
     return {
         "name": contender.name,
         "family": FAMILIES[base_name(contender.name)],
@@ -164,24 +229,47 @@ def strategy_row(
             "detail": lossless.detail,
             "extra": lossless.extra,
         },
-        "acceptance": _acceptance(contender, board),
-        "speed": {
-            "tokens_per_second": board.rate(contender.name),
-            "speedup": ratio.value,
-            "ci95": ratio.ci95,
-            "predicted_speedup": 1.0 if contender.plain else cost.predicted(counted.total),
-            "against": board.fastest,
-        },
+        "acceptance": _acceptance(name, board),
+        "speed": speed,
         "cost": cost.fields(counted.total),
         "memory": {"extra_bytes": contender.extra_bytes},
-        "extra": _extra(contender, board, cost) | dict(more),
-        "per_task": [_per_task(contender, board, task) for task in board.found.tasks()],
+        "extra": extra,
+        "per_task": [_per_task(contender, name, board, task) for task in board.found.tasks()],
     }
 
 
-def _acceptance(contender: Contender, board: Scoreboard) -> dict[str, Any]:
+def _measured_as(contender: Contender, board: Scoreboard) -> str:
+    """Return whose records a row shows: its own, or those of the baseline that it is."""
+    if not contender.plain:
+        return contender.name
+    return contender.stands_for or (board.plain if board.found.of(board.plain) else board.fastest)
+
+
+def _speed(name: str, board: Scoreboard, predicted: float | None) -> dict[str, Any]:
+    ratio = board.ratio(name)
+    return {
+        "tokens_per_second": board.rate(name),
+        "speedup": ratio.value,
+        "ci95": ratio.ci95,
+        "predicted_speedup": predicted,
+        "against": board.fastest,
+    }
+
+
+def _plain_speed(baseline: str, board: Scoreboard, predicted: float | None) -> dict[str, Any]:
+    """Return the speed of plain decoding against itself: 1, which no clock was needed for."""
+    return {
+        "tokens_per_second": board.rate(baseline),
+        "speedup": 1.0,
+        "ci95": None,
+        "predicted_speedup": predicted,
+        "against": baseline,
+    }
+
+
+def _acceptance(name: str, board: Scoreboard) -> dict[str, Any]:
     """Return pooled counters; `per_position` is conditional: accepted at k ÷ drafts that verification reached."""
-    total = board.found.counted(contender.name).total
+    total = board.found.counted(name).total
     pairs = zip(total.per_position_accepted, total.per_position_drafted, strict=True)
     return {
         "rounds": total.rounds,
@@ -194,24 +282,39 @@ def _acceptance(contender: Contender, board: Scoreboard) -> dict[str, Any]:
     }
 
 
-def _extra(contender: Contender, board: Scoreboard, cost: Cost) -> dict[str, Any]:
-    counted = board.found.counted(contender.name)
-    ratios = [
-        our.tokens / our.seconds / (their.tokens / their.seconds)
-        for our, their in zip(
-            board.found.totals(contender.name), board.found.totals(board.fastest), strict=True
-        )
-    ]
+def _extra(contender: Contender, name: str, board: Scoreboard, cost: Cost) -> dict[str, Any]:
+    counted = board.found.counted(name)
     return {
         "draft": contender.draft,
         "sampling": board.sampling.arguments(),
         "fell_back_to_plain": contender.plain,
-        "repetition": board.repetition(contender.name),
-        "mean_of_ratios": sum(ratios) / len(ratios),
+        "repetition": board.repetition(name),
+        "mean_of_ratios": 1.0 if contender.plain else _mean_of_ratios(name, board),
+        "noise": board.noise,
         "draft_forwards_per_verify": cost.gamma,
         "seconds": dict(counted.total.seconds),
-        "sample_alpha_mean": _sample_alpha(contender.name, board.found),
+        "sample_alpha_mean": _sample_alpha(name, board.found),
         "drafter": _drafter_report(contender.name, board.found),
+        **_sharing(contender, name, board),
+    }
+
+
+def _mean_of_ratios(name: str, board: Scoreboard) -> float:
+    pairs = zip(board.found.totals(name), board.found.totals(board.fastest), strict=True)
+    ratios = [our.tokens / our.seconds / (their.tokens / their.seconds) for our, their in pairs]
+    return sum(ratios) / len(ratios)
+
+
+def _sharing(contender: Contender, name: str, board: Scoreboard) -> dict[str, Any]:
+    """Say whose samples a plain row shows, and what its own calls took where it had some."""
+    if not contender.plain:
+        return {}
+    if not contender.idle:
+        return {"shares_samples_of": name}
+    own = board.against(contender.name, name)
+    return {
+        "shares_samples_of": name,
+        "undrafted": {"speedup": own.value, "ci95": own.at_least(board.noise or 0.0).ci95},
     }
 
 
@@ -220,33 +323,31 @@ def _drafter_report(name: str, found: Measurements) -> dict[str, Any]:
 
     Under `lossy` stands what it said of all calls about tokens it emitted uncompared.
     """
-    said = [record.decoded.stats.report for record in found.records[name] if record.decoded.stats]
+    said = [record.decoded.stats.report for record in found.of(name) if record.decoded.stats]
     lossy = pooled(said)
     return (dict(said[-1]) if said else {}) | ({"lossy": lossy} if lossy else {})
 
 
 def _sample_alpha(name: str, found: Measurements) -> float | None:
     rows = [
-        row.alpha
-        for record in found.records[name]
-        if record.decoded.stats
-        for row in record.decoded.stats.rows
+        row.alpha for record in found.of(name) if record.decoded.stats for row in record.decoded.stats.rows
     ]
     known = [alpha for alpha in rows if alpha is not None]
     return sum(known) / len(known) if known else None
 
 
-def _per_task(contender: Contender, board: Scoreboard, task: str) -> dict[str, Any]:
-    ratio, total = board.ratio(contender.name, task), board.found.counted(contender.name, task).total
+def _per_task(contender: Contender, name: str, board: Scoreboard, task: str) -> dict[str, Any]:
+    total = board.found.counted(name, task).total
     outputs = [
         tokens
-        for record in board.found.records[contender.name]
-        if record.task == task and record.repeat == 0
+        for record in board.found.of(name, task)
+        if record.repeat == 0
         for tokens in record.decoded.tokens
     ]
+    ratio = Ratio(1.0, None) if contender.plain else board.ratio(name, task)
     return {
         "name": task,
-        "tokens_per_second": board.rate(contender.name, task),
+        "tokens_per_second": board.rate(name, task),
         "speedup": ratio.value,
         "ci95": ratio.ci95,
         "alpha": total.alpha,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ssd_infer.evaluation.repetition import LOOP_THRESHOLD
-from ssd_infer.report.rows import Row, broken_rows, is_sampled
+from ssd_infer.report.rows import Row, broken_rows, drafts, gains, is_sampled
 
 NOISE = 0.2
 """A measured speedup further than this from the predicted one gets a warning."""
@@ -14,23 +14,22 @@ NOISE = 0.2
 def verdict(strategies: list[Row], peers: list[Row], notes: list[str]) -> dict[str, Any]:
     """Return the report's `verdict`; `notes` are warnings the run itself collected.
 
-    Only rows that passed their losslessness test can win. Greedy rows are the headline unless they loop and sampled
-    rows exist; a row that fell back to plain decoding wins only where nothing drafts.
+    Only rows that passed their losslessness test, really drafted, and whose interval lies above 1 can win. Greedy rows
+    are the headline unless they loop and sampled rows win too. Without a winner plain decoding is the fastest.
     """
     passed = [row for row in strategies if row["status"] == "ok" and row["lossless"]["verdict"] == "pass"]
     greedy = [row for row in passed if not is_sampled(row)]
     sampled = [row for row in passed if is_sampled(row)]
     ordered = [sampled, greedy] if any(_loops(row) for row in greedy) else [greedy, sampled]
-    drafting = [[row for row in pool if not row["extra"].get("fell_back_to_plain")] for pool in ordered]
-    pool = next((pool for pool in [*drafting, passed] if pool), [])
-    best = max(pool, key=lambda row: float(row["speed"]["speedup"]), default=None)
+    winners = [[row for row in pool if gains(row)] for pool in ordered]
+    best = max(next((pool for pool in winners if pool), []), key=_speedup, default=None)
     warnings = [
         *_failures(strategies),
         *_loop_warnings(greedy, bool(sampled)),
         *_peer_warnings(passed, peers),
         *_misses(passed),
     ]
-    if best is not None and (best["speed"]["speedup"] <= 1.0 or best["extra"].get("fell_back_to_plain")):
+    if best is None and passed:
         warnings.append(
             "no strategy is faster than plain decoding on this checkpoint; decode with draft=None"
         )
@@ -46,8 +45,12 @@ def verdict(strategies: list[Row], peers: list[Row], notes: list[str]) -> dict[s
             "headline": "sampling" if is_sampled(best) else "greedy",
         }
         if best
-        else {},
+        else {"plain_is_fastest": bool(passed)},
     }
+
+
+def _speedup(row: Row) -> float:
+    return float(row["speed"]["speedup"])
 
 
 def _loops(row: Row) -> bool:
@@ -85,8 +88,7 @@ def _peer_warnings(rows: list[Row], peers: list[Row]) -> list[str]:
         pool = [row for row in rows if is_sampled(row) == bool(setting) and row["name"].endswith(setting)]
         if name != "prompt_lookup" or peer["speedup"] is None or not pool:
             continue
-        best = max(pool, key=lambda row: float(row["speed"]["speedup"]))
-        warnings += _losses(best, peer)
+        warnings += _losses(max(pool, key=_speedup), peer)
     return warnings
 
 
@@ -106,7 +108,7 @@ def _misses(rows: list[Row]) -> list[str]:
     warnings = []
     for row in rows:
         measured, predicted = row["speed"]["speedup"], row["speed"]["predicted_speedup"]
-        if predicted is not None and abs(measured / predicted - 1) > NOISE:
+        if drafts(row) and predicted and abs(measured / predicted - 1) > NOISE:
             warnings.append(
                 f"{row['name']}: measured {measured:.2f}× but its own costs predict {predicted:.2f}×; "
                 "the timing is noisy or time goes where neither drafting nor verifying is"

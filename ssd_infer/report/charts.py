@@ -187,7 +187,7 @@ def _scatter(report: Report) -> Figure | None:
     rows = [
         (row["speed"]["predicted_speedup"], row["speed"]["speedup"], row["name"])
         for row in ok_rows(report)
-        if row["speed"]["predicted_speedup"] is not None
+        if row["speed"]["predicted_speedup"] is not None and not row["extra"].get("fell_back_to_plain")
     ]
     cells = _grid_points(grid_of(report) or {})
     if not rows and not cells:

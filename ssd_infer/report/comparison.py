@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
-from ssd_infer.report.rows import Report, Row, find_row
+from ssd_infer.report.rows import Report, Row, find_row, plain_rows
 
 SPEED_DROP, ALPHA_DROP, LOSS_RISE = 0.05, 0.02, 0.01
 """Relative loss of speed (where an interval is missing), absolute loss of α, relative rise of the held-out loss."""
@@ -50,7 +50,7 @@ def label_reports(reports: Sequence[Report]) -> list[str]:
 def summary(report: Report) -> dict[str, Any]:
     """Return the figures one line of a comparison needs."""
     quality, verdict = report["quality"], report["verdict"]
-    plain = max((row["tokens_per_second"] or 0.0 for row in report["baselines"]), default=0.0)
+    plain = max((row["tokens_per_second"] or 0.0 for row in plain_rows(report)), default=0.0)
     return {
         "checkpoint": report["identity"]["checkpoint"],
         "recipe": report["identity"]["recipe"],

@@ -13,7 +13,17 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
     (
         "speedup",
         "tokens per second of the strategy ÷ tokens per second of the fastest plain decoding in the same run, "
-        "ratio of totals; interval: bootstrap over prompts, 95 %",
+        "ratio of totals; interval: bootstrap over prompts and over the blocks they were timed in, 95 %, never "
+        "narrower than the noise. A row that decodes plainly shares the samples of plain decoding: its speedup is 1",
+    ),
+    (
+        "noise",
+        "how far a plain decoding measured twice, like two contenders, is from itself with 95 %; a strategy is called "
+        "faster only if it drafted and its interval lies above 1 and outside the noise",
+    ),
+    (
+        "too short to tell",
+        "the interval is wider than ±10 % of the speedup: more prompts or minutes would tell",
     ),
     (
         "predicted speedup",

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 MISSING = "–"
+TOO_SHORT = "too short to tell"
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -26,6 +27,15 @@ def times(value: float | None) -> str:
 def interval(bounds: list[float] | None) -> str:
     """Format a confidence interval such as `1.51–1.72`."""
     return MISSING if not bounds else f"{number(bounds[0])}–{number(bounds[1])}"
+
+
+def row_interval(row: Mapping[str, Any]) -> str:
+    """Format the interval of a strategy or peer row, and say where it was measured too briefly for ±10 %."""
+    extra = row.get("extra") or {}
+    text = interval(row["speed"]["ci95"] if "speed" in row else extra.get("ci95"))
+    if not extra.get("too_short_to_tell"):
+        return text
+    return TOO_SHORT if text == MISSING else f"{text}, {TOO_SHORT}"
 
 
 def percent(value: float | None, digits: int = 0) -> str:

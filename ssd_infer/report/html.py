@@ -8,9 +8,19 @@ from html import escape
 from importlib import resources
 from typing import Any
 
+from ssd_infer.report import forced
 from ssd_infer.report.charts import Chart, draw_charts
 from ssd_infer.report.definitions import DEFINITIONS
-from ssd_infer.report.format import bytes_text, interval, number, percent, plain, row_params, times
+from ssd_infer.report.format import (
+    bytes_text,
+    interval,
+    number,
+    percent,
+    plain,
+    row_interval,
+    row_params,
+    times,
+)
 from ssd_infer.report.rows import (
     STATUS_TEXT,
     Report,
@@ -19,8 +29,11 @@ from ssd_infer.report.rows import (
     find_row,
     headline,
     lookup_peer,
+    noise_line,
+    noise_rows,
     ok_rows,
     other_rows,
+    plain_rows,
 )
 from ssd_infer.report.searches import HEAD, search_cells
 from ssd_infer.report.speech import NOTE, SPEECH_HEAD, doubt_line, sets_table, speech_table
@@ -68,6 +81,7 @@ def render_html(report: Report) -> str:
         _hero(report),
         _warnings(report["verdict"]["warnings"]),
         _section("Strategies", _strategies(report)),
+        _forced(report),
         _searches(report),
         _speech(report),
         _section("Plots", figures(draw_charts(report))),
@@ -126,6 +140,7 @@ def _hero(report: Report) -> str:
     row = find_row(report, verdict["best_strategy"])
     step = "" if identity["step"] is None else f", step {identity['step']}"
     tiles = [*_best_tiles(row), *_peer_tiles(report, row)] if row else []
+    tiles += [_noise_tile(again) for again in noise_rows(report)]
     state = "hero bad" if broken_rows(report) else "hero"
     return (
         f'<div class="{state}"><h1>Checkpoint report</h1><p class="say">{text(headline(report))}</p>'
@@ -134,10 +149,15 @@ def _hero(report: Report) -> str:
     )
 
 
+def _noise_tile(row: Row) -> str:
+    again = row["extra"]["again"]
+    return _tile(f"± {percent(again['noise'], 1)}", f"noise: {again['of']} against itself")
+
+
 def _best_tiles(row: Row) -> list[str]:
     speed, acceptance = row["speed"], row["acceptance"]
     return [
-        _tile(times(speed["speedup"]), f"speedup, 95 % {interval(speed['ci95'])}"),
+        _tile(times(speed["speedup"]), f"speedup, 95 % {row_interval(row)}"),
         _tile(row["name"], row_params(row)),
         _tile(
             {"pass": "pass", "fail": "FAIL", "not_run": "not run"}[row["lossless"]["verdict"]],
@@ -204,7 +224,7 @@ def _measured(row: Row, best: bool) -> str:
     speed, cost, acceptance = row["speed"], row["cost"], row["acceptance"]
     numbers = (
         times(speed["speedup"]),
-        interval(speed["ci95"]),
+        row_interval(row),
         times(speed["predicted_speedup"]),
         number(speed["tokens_per_second"], 1),
         number(acceptance["alpha"]),
@@ -228,6 +248,15 @@ def _unmeasured(row: Row, width: int) -> str:
         f'<tr class="off"><td class="name">{text(row["name"])}</td><td>{state}</td>'
         f'<td colspan="{width - 2}">{text(row["reason"])}</td></tr>'
     )
+
+
+def _forced(report: Report) -> str:
+    """Draw what many prompts predict; nothing where no strategy was predicted so."""
+    rows = [table_row(cells, 1) for cells in forced.forced_cells(report)]
+    if not rows:
+        return ""
+    caption = f'<p class="muted">{text(forced.CAPTION)}</p>'
+    return _section(forced.TITLE, caption + html_table(forced.HEAD, rows, range(1, len(forced.HEAD))))
 
 
 def _searches(report: Report) -> str:
@@ -259,10 +288,17 @@ def _others(report: Report) -> str:
         table_row((row["name"], number(row["tokens_per_second"], 1), "–"), 1).replace(
             "</tr>", "<td>plain decoding</td></tr>"
         )
-        for row in report["baselines"]
+        for row in plain_rows(report)
+    ]
+    rows += [
+        f'<tr><td class="name">{text(row["name"])}</td><td class="n">{number(row["tokens_per_second"], 1)}</td>'
+        f'<td class="n">{times(row["extra"]["again"]["speedup"])}</td><td>{text(noise_line(row))}</td></tr>'
+        for row in noise_rows(report)
     ]
     for row in report["peers"]:
-        remark = row.get("extra", {}).get("reason") or f"same tokens: {row['verdict'].replace('_', ' ')}"
+        remark = row.get("extra", {}).get("reason") or (
+            f"95 % {row_interval(row)}; same tokens: {row['verdict'].replace('_', ' ')}"
+        )
         rows.append(
             f'<tr><td class="name">{text(row["name"])}</td><td class="n">{number(row["tokens_per_second"], 1)}</td>'
             f'<td class="n">{times(row["speedup"])}</td><td>{text(remark)}</td></tr>'
@@ -334,6 +370,7 @@ def _environment(report: Report) -> str:
     if identity["git"]:
         facts += [("git", ", ".join(f"{key} {value}" for key, value in identity["git"].items()))]
     facts += [(key, value) for key, value in report["environment"].items() if key != "extra"]
+    facts += list(report["environment"].get("extra", {}).items())
     return _facts(facts)
 
 

@@ -5,11 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ssd_infer.report import shift_plot
+from ssd_infer.report import forced, shift_plot
 from ssd_infer.report.definitions import DEFINITIONS
-from ssd_infer.report.format import bytes_text, interval, number, params_text, percent, row_params, times
+from ssd_infer.report.format import (
+    bytes_text,
+    interval,
+    number,
+    params_text,
+    percent,
+    row_interval,
+    row_params,
+    times,
+)
 from ssd_infer.report.format import markdown as md
-from ssd_infer.report.rows import STATUS_TEXT, Report, find_row, headline, ok_rows, other_rows
+from ssd_infer.report.rows import (
+    STATUS_TEXT,
+    Report,
+    find_row,
+    headline,
+    noise_line,
+    noise_rows,
+    ok_rows,
+    other_rows,
+    plain_rows,
+)
 from ssd_infer.report.searches import HEAD, search_cells
 from ssd_infer.report.speech import NOTE, SPEECH_HEAD, doubt_line, sets_table, speech_table
 from ssd_infer.report.sweep import SWEEP_HEAD, sweep_rows
@@ -30,6 +49,7 @@ def render_markdown(report: Report) -> str:
         _title(report),
         _environment(report),
         "## Strategies\n\n" + _strategies(report),
+        _forced(report),
         _searches(report),
         _shift(report),
         _speech(report),
@@ -54,8 +74,12 @@ def _title(report: Report) -> str:
             "recipe, step",
             f"{identity['recipe'] or 'unknown'}, {identity['step'] if identity['step'] is not None else '?'}",
         ),
-        ("best strategy", f"{verdict['best_strategy'] or 'none'} ({params_text(verdict['best_params'])})"),
-        ("speedup", f"{times(verdict['speedup'])} ({interval(row['speed']['ci95']) if row else '–'})"),
+        (
+            "best strategy",
+            f"{verdict['best_strategy'] or 'plain decoding'} ({params_text(verdict['best_params'])})",
+        ),
+        ("speedup", f"{times(verdict['speedup'])} ({row_interval(row) if row else '–'})"),
+        *(("noise", noise_line(again)) for again in noise_rows(report)),
     ]
     lines = [f"# Checkpoint report\n\n**{md(headline(report))}**", table(("", ""), facts)]
     warnings = [f"- {md(text)}" for text in verdict["warnings"]]
@@ -67,9 +91,14 @@ def _environment(report: Report) -> str:
     return (
         f"Measured on {md(env['device'])} ({md(env['cpu'])}), {env['threads']} threads, {md(env['dtype'])}, batch "
         f"{report['protocol']['batch_size']}; python {md(env['python'])}, torch {md(env['torch'])}, transformers "
-        f"{md(env['transformers'])}, ssd {md(env['ssd'])}, seed {env['seed']}. "
+        f"{md(env['transformers'])}, ssd {md(env['ssd'])}, seed {env['seed']}{_waits(env)}. "
         "Speedups do not transfer between machines."
     )
+
+
+def _waits(env: dict[str, Any]) -> str:
+    waits = env.get("extra", {}).get("openmp_waits")
+    return f", OpenMP threads wait {md(waits)}" if waits else ""
 
 
 def _strategies(report: Report) -> str:
@@ -99,7 +128,7 @@ def _strategy_cells(row: dict[str, Any]) -> list[object]:
         row["lossless"]["verdict"],
         number(speed["tokens_per_second"], 1),
         times(speed["speedup"]),
-        interval(speed["ci95"]),
+        row_interval(row),
         times(speed["predicted_speedup"]),
         number(acceptance["alpha"]),
         number(acceptance["tau"]),
@@ -143,6 +172,12 @@ def _per_task(report: Report) -> str:
     return "## By task\n\n" + table(("strategy", "task", "tokens/s", "speedup", "95 %", "α", "τ"), rows)
 
 
+def _forced(report: Report) -> str:
+    rows = forced.forced_cells(report)
+    head = f"## {forced.TITLE}\n\n{md(forced.CAPTION)}\n\n"
+    return head + table(forced.HEAD, rows) if rows else ""
+
+
 def _searches(report: Report) -> str:
     rows = search_cells(report)
     return "## Searches for layers to leave out\n\n" + table(HEAD, rows) if rows else ""
@@ -170,8 +205,20 @@ def _reasons(report: Report) -> str:
 
 def _others(report: Report) -> str:
     rows = [
-        (row["name"], "plain", number(row["tokens_per_second"], 1), "–", "–", "")
-        for row in report["baselines"]
+        (row["name"], "plain", number(row["tokens_per_second"], 1), "–", "–", "–", "")
+        for row in plain_rows(report)
+    ]
+    rows += [
+        (
+            row["name"],
+            "plain again",
+            number(row["tokens_per_second"], 1),
+            times(row["extra"]["again"]["speedup"]),
+            interval(row["extra"]["again"]["ci95"]),
+            "–",
+            noise_line(row),
+        )
+        for row in noise_rows(report)
     ]
     rows += [
         (
@@ -179,12 +226,13 @@ def _others(report: Report) -> str:
             "peer",
             number(row["tokens_per_second"], 1),
             times(row["speedup"]),
+            row_interval(row),
             row["verdict"],
             row.get("extra", {}).get("reason") or "",
         )
         for row in report["peers"]
     ]
-    return table(("name", "kind", "tokens/s", "speedup", "same tokens", "remark"), rows)
+    return table(("name", "kind", "tokens/s", "speedup", "95 %", "same tokens", "remark"), rows)
 
 
 def _quality(quality: dict[str, Any]) -> str:

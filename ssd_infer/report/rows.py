@@ -63,20 +63,79 @@ def headline(report: Report) -> str:
     return f"{_headline(report)} {also}" if also else _headline(report)
 
 
+def drafts(row: Row) -> bool:
+    """Tell whether a row drafted and had drafts accepted: more than one token came out of a verification."""
+    return (
+        not row["extra"].get("fell_back_to_plain")
+        and row["acceptance"]["drafted"] > 0
+        and (row["acceptance"]["tau"] or 0.0) > 1.0
+    )
+
+
+def gains(row: Row) -> bool:
+    """Tell whether a row drafted and its interval, no narrower than the noise of the report, lies above 1."""
+    if not drafts(row) or row["speed"]["ci95"] is None:
+        return False
+    edge = 1.0 + (row["extra"].get("noise") or 0.0)
+    return bool(row["speed"]["ci95"][0] > 1.0 and row["speed"]["speedup"] > edge)
+
+
+def noise_rows(report: Report) -> list[Row]:
+    """Return the rows of a baseline measured against itself, one a sampling setting."""
+    return [row for row in report["baselines"] if row.get("extra", {}).get("again")]
+
+
+def plain_rows(report: Report) -> list[Row]:
+    """Return the rows of plain decodings, none of them twice."""
+    return [row for row in report["baselines"] if not row.get("extra", {}).get("again")]
+
+
+def noise_line(row: Row) -> str:
+    """Say what a baseline measured against itself shows."""
+    again = row["extra"]["again"]
+    if again["noise"] is None:
+        return f"{again['of']} against itself: too short to tell, so that no row can be called faster"
+    low, high = again["ci95"]
+    return (
+        f"{again['of']} against itself: {again['speedup']:.2f}× ({low:.2f}–{high:.2f}); differences below "
+        f"{100 * again['noise']:.1f} % are this report's own noise"
+    )
+
+
+def too_short(row: Row) -> bool:
+    """Tell whether a row was measured too briefly for an interval of ±10 %."""
+    return bool(row.get("extra", {}).get("too_short_to_tell"))
+
+
 def _headline(report: Report) -> str:
     verdict = report["verdict"]
     row = find_row(report, verdict["best_strategy"])
-    if row is None:
-        return "No draft strategy could be measured on this checkpoint."
+    if row is None or not gains(row):
+        return _plain_headline(report)
     state = VERDICT_TEXT[row["lossless"]["verdict"]]
-    low = (row["speed"]["ci95"] or [None])[0]
-    if row["extra"].get("fell_back_to_plain"):
-        return f"No draft pays here: every strategy decodes plainly on this checkpoint ({state})."
-    if row["speed"]["speedup"] <= 1.0:
-        return f"No draft pays here: the best, {row['name']}, is no faster than plain decoding ({state})."
-    if low is not None and low <= 1.0:
-        return f"{row['name']} may be faster, but its interval reaches 1 ({state})."
-    how = "sampling, " if is_sampled(row) else ""
+    how = f"sampling, {state}" if is_sampled(row) else state
+    speed = row["speed"]
+    if too_short(row):
+        low, high = speed["ci95"]
+        return (
+            f"{row['name']} decodes {low:.2f} to {high:.2f} times as fast as plain decoding ({how}); "
+            "it was measured too briefly to say it more exactly."
+        )
+    return f"{row['name']} decodes {speed['speedup']:.2f} times as fast as plain decoding ({how})."
+
+
+def _plain_headline(report: Report) -> str:
+    rows = [row for row in ok_rows(report) if row["lossless"]["verdict"] == "pass"]
+    if not ok_rows(report):
+        return "No draft strategy could be measured on this checkpoint."
+    if not rows:
+        return "No draft strategy proved to be lossless on this checkpoint."
+    drafting = [row for row in rows if drafts(row)]
+    if not drafting:
+        return "Plain decoding is the fastest here: no strategy drafts on this checkpoint."
+    best, bounds = drafting[0], drafting[0]["speed"]["ci95"]
+    where = f", 95 % {bounds[0]:.2f} to {bounds[1]:.2f}" if bounds else ""
     return (
-        f"{row['name']} decodes {row['speed']['speedup']:.2f} times as fast as plain decoding ({how}{state})."
+        "Plain decoding is the fastest here: no draft is faster beyond the noise of this report "
+        f"(the best, {best['name']}, reads {best['speed']['speedup']:.2f} times{where})."
     )

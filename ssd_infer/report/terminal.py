@@ -8,8 +8,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ssd_infer.report.format import interval, number, plain, row_params, times
-from ssd_infer.report.rows import STATUS_TEXT, Report, Row, broken_rows, headline, ok_rows, other_rows
+from ssd_infer.report.format import number, plain, row_interval, row_params, times
+from ssd_infer.report.rows import (
+    STATUS_TEXT,
+    Report,
+    Row,
+    broken_rows,
+    headline,
+    noise_line,
+    noise_rows,
+    ok_rows,
+    other_rows,
+    plain_rows,
+)
 
 COLOURS = {"pass": "green", "fail": "bold red", "not_run": "yellow"}
 
@@ -22,6 +33,8 @@ def print_report(report: Report, folder: Path | None = None, console: Console | 
     console.print()
     console.print(Text(headline(report), style="bold red" if broken_rows(report) else "bold"))
     console.print(strategy_table(report))
+    for row in noise_rows(report):
+        console.print(Text(f"  noise: {plain(noise_line(row))}"), soft_wrap=True)
     for line in _absent(report):
         console.print(Text(f"  {line}", style="dim"), soft_wrap=True)
     for warning in report["verdict"]["warnings"]:
@@ -55,7 +68,7 @@ def strategy_table(report: Report) -> Table:
     lines += [(peer["speedup"] or 0.0, _peer(peer)) for peer in report["peers"]]
     for _, cells in sorted(lines, key=lambda line: -line[0]):
         table.add_row(*cells)
-    for row in report["baselines"]:
+    for row in plain_rows(report):
         table.add_row(
             *(
                 Text(cell, style="dim")
@@ -72,7 +85,7 @@ def _strategy(row: Row) -> list[Text]:
         plain(row["name"]),
         row_params(row, 3),
         times(speed["speedup"]),
-        interval(speed["ci95"]),
+        row_interval(row),
         times(speed["predicted_speedup"]),
         number(speed["tokens_per_second"], 1),
         number(acceptance["alpha"]),
@@ -83,13 +96,12 @@ def _strategy(row: Row) -> list[Text]:
 
 
 def _peer(peer: Row) -> list[Text]:
-    extra = peer.get("extra") or {}
     failed = peer["speedup"] is None
     cells = [
         plain(peer["name"]),
         "failed" if failed else "peer",
         times(peer["speedup"]),
-        interval(extra.get("ci95")),
+        row_interval(peer),
         "",
         number(peer["tokens_per_second"], 1),
         "",

@@ -65,14 +65,14 @@ class EvalConfig:
     """`all`, or the name of one draft strategy."""
     tasks: list[str] = field(default_factory=lambda: ["auto"])
     """Prompt sets to decode; `auto` takes those that suit the checkpoint."""
-    samples: int = 16
-    """Prompts of each task."""
+    samples: int = 48
+    """Prompts of each task; more of them tell more than repeats."""
     max_new_tokens: int = 96
     """Tokens decoded for each prompt."""
-    repeats: int = 2
+    repeats: int = 1
     """Timed repetitions of each prompt."""
     max_minutes: float = 4.0
-    """Stop starting new measurements after this long; 0 sets no limit."""
+    """Be done after this long, dealt out to the phases beforehand; 0 sets no limit."""
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from ssd_infer.diffusion import api
 from ssd_infer.diffusion.drafts import DRAFTERS
 from ssd_infer.evaluation import evaluate
 from ssd_infer.report.call_costs import draw_call_costs
-from ssd_infer.report.rows import exit_code, find_row
+from ssd_infer.report.rows import exit_code, find_row, noise_rows, plain_rows
 from ssd_infer.report.schema import validate
 from ssd_infer.settings import EvalSettings
 from tests.diffusion.support import build, prompts
@@ -63,7 +63,8 @@ def test_every_draft_is_a_row_that_passed(checkpoint: Path) -> None:
     early = find_row(report, "early_exit")
     assert early is not None
     assert early["reason"].startswith("it drafts for models that decode autoregressively")
-    assert [row["name"] for row in report["baselines"]] == ["ssd_plain", "ssd_plain:t1"]
+    assert [row["name"] for row in plain_rows(report)] == ["ssd_plain", "ssd_plain:t1"]
+    assert [row["name"] for row in noise_rows(report)] == ["ssd_plain:again", "ssd_plain:again:t1"]
     assert report["peers"][0]["name"] == "threshold_parallel"
     assert draw_call_costs(report) is not None
     folder = checkpoint.parent / "report"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,10 +12,20 @@ import torch
 from ssd_infer.engine.stats import Stats
 from ssd_infer.evaluation.bench import split_units
 from ssd_infer.evaluation.budget import Budget, Deadline
-from ssd_infer.evaluation.contenders import Contender, Prompts, Sampling, one_line
-from ssd_infer.evaluation.measure import MINIMUM_UNITS, Unit, fitting_tokens, measure
-from ssd_infer.evaluation.summary import scoreboard
+from ssd_infer.evaluation.contenders import Contender, Decoded, Kind, Prompts, Sampling, one_line
+from ssd_infer.evaluation.losslessness import LosslessResult
+from ssd_infer.evaluation.measure import (
+    MINIMUM_UNITS,
+    Measurements,
+    Record,
+    Unit,
+    fitting_tokens,
+    measure,
+)
+from ssd_infer.evaluation.section import stand_in
+from ssd_infer.evaluation.summary import baseline_row, scoreboard, share_plain, strategy_row
 from ssd_infer.evaluation.tasks import Task
+from ssd_infer.evaluation.verdict import verdict
 
 CPU = torch.device("cpu")
 UNITS = [Unit(0, "a", [[1]]), Unit(1, "b", [[2]]), Unit(2, "a", [[3]])]
@@ -46,18 +57,20 @@ def forever() -> Deadline:
 
 def test_each_round_visits_all_contenders_and_rotates_the_order() -> None:
     log: Log = []
-    found = measure([contender(name, log) for name in "xyz"], UNITS, 2, 4, 0, CPU, forever())
+    found = measure([contender(name, log) for name in "xyz"], UNITS, 2, 4, 0, CPU, forever(), blocks=1)
     rounds = [log[start : start + 3] for start in range(6, len(log), 3)]
+    first = [name for name, _ in rounds[0]]
     assert [[name for name, _ in turn] for turn in rounds[:4]] == [
-        list("xyz"),
-        list("yzx"),
-        list("zxy"),
-        list("xyz"),
+        first,
+        first[1:] + first[:1],
+        first[2:] + first[:2],
+        first,
     ]
     assert all(len({prompt for _, prompt in turn}) == 1 for turn in rounds)
     assert found.rounds_done == found.rounds_planned == 6
     assert [len(found.records[name]) for name in "xyz"] == [6, 6, 6]
     assert [part.tokens for part in found.totals("x")] == [8, 8, 8]
+    assert [part.prompt for part in found.totals("x")] == [0, 1, 2]
     assert len(found.totals("x", "a")) == 2
     assert found.outputs("x")[(1, 2, 0)] == [3, 3, 3, 3]
     assert found.tasks() == ["a", "b"]
@@ -66,9 +79,8 @@ def test_each_round_visits_all_contenders_and_rotates_the_order() -> None:
 def test_contenders_share_the_seed_of_a_round_and_repeats_differ() -> None:
     seeds: list[int] = []
     other: list[int] = []
-    measure(
-        [contender("x", [], seeds=seeds), contender("y", [], seeds=other)], UNITS, 2, 4, 7, CPU, forever()
-    )
+    pair = [contender("x", [], seeds=seeds), contender("y", [], seeds=other)]
+    measure(pair, UNITS, 2, 4, 7, CPU, forever(), blocks=1)
     assert seeds == other
     assert len(set(seeds[2:])) == 6
 
@@ -93,8 +105,10 @@ def test_time_limit_ends_on_a_complete_round() -> None:
     ("wanted", "warm", "left", "tokens"),
     [
         (128, 1.2, math.inf, 128),
-        (128, 1.2, 60.0, 128),
-        (128, 1.2, 12.0, 60),
+        (128, 1.2, 128.0, 128),
+        (128, 1.2, 60.0, 60),
+        (128, 1.2, 12.0, 32),
+        (128, 1.2, 4.0, 20),
         (128, 1.2, 0.0, 16),
         (8, 1.0, 0.0, 8),
     ],
@@ -103,6 +117,172 @@ def test_tokens_are_cut_to_what_the_time_limit_affords(
     wanted: int, warm: float, left: float, tokens: int
 ) -> None:
     assert fitting_tokens(wanted, warm, left) == tokens
+
+
+class Clock:
+    """A clock that moves when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def slow(name: str, clock: Clock, seconds: float, log: Log) -> Contender:
+    """Return a contender whose token takes `seconds` of the fake clock."""
+
+    def decode(prompts: Prompts, limit: int, seed: int) -> tuple[list[list[int]], Stats | None]:
+        clock.now += seconds * limit
+        log.append((name, prompts[0][0]))
+        return [[1] * limit], None
+
+    return Contender(name, "baseline", decode)
+
+
+MANY = [Unit(index, "a", [[index]]) for index in range(40)]
+
+
+def timed_blocks(minutes: float, repeats: int = 1) -> tuple[list[tuple[int, int]], Log, float]:
+    """Measure two contenders under a fake clock; return (block, unit) of one's records, all calls, and the time."""
+    clock, log = Clock(), Log()
+    deadline = Budget(minutes, clock).deadline(1.0)
+    pair = [slow(name, clock, 0.5, log) for name in "xy"]
+    found = measure(pair, MANY, repeats, 16, 3, CPU, deadline)
+    return [(record.block, record.unit) for record in found.records["x"]], log, clock.now
+
+
+def test_a_measurement_is_cut_into_blocks_with_an_order_and_a_warm_up_of_their_own() -> None:
+    where, log, _ = timed_blocks(0.0)
+    blocks = [block for block, _ in where]
+    assert sorted(set(blocks)) == [0, 1, 2, 3, 4]
+    assert blocks == sorted(blocks)
+    assert min(map(blocks.count, range(5))) >= 2
+    assert len(log) == 5 * 4 + 40 * 2
+    assert timed_blocks(0.0)[:2] == (where, log)
+
+
+def test_where_time_is_short_blocks_follow_the_clock_and_every_round_is_another_prompt() -> None:
+    where, _, spent = timed_blocks(6.0)
+    assert sorted({block for block, _ in where}) == [0, 1, 2, 3, 4]
+    assert [unit for _, unit in where] == list(range(len(where)))
+    assert 0.9 * 360 <= spent <= 1.1 * 360
+
+
+def test_units_all_come_before_the_first_repeat() -> None:
+    where, _, _ = timed_blocks(0.0, repeats=2)
+    assert [unit for _, unit in where] == [*range(40), *range(40)]
+
+
+def test_what_stands_for_a_baseline_is_never_run_and_shares_its_records() -> None:
+    log: Log = []
+    plain, fallen = contender("ssd_plain", log), contender("swift", log)
+    fallen.kind, fallen.plain = "strategy", True
+    stand_in([plain, fallen])
+    found = measure([plain, fallen], UNITS, 1, 4, 0, CPU, forever())
+    assert {name for name, _ in log} == {"ssd_plain"}
+    assert list(found.records) == ["ssd_plain"]
+    assert found.of("swift") == found.of("ssd_plain")
+    assert found.outputs("swift") == found.outputs("ssd_plain") != {}
+
+
+def test_a_contender_that_fails_between_blocks_leaves_no_records_that_do_not_pair() -> None:
+    log: Log = []
+    bad = contender("bad", log, fails_at=2 + 8 + 1)
+    found = measure([contender("x", log), bad], MANY, 1, 4, 0, CPU, forever())
+    assert bad.failure == "RuntimeError: out of memory"
+    assert list(found.records) == ["x"]
+    assert len(found.records["x"]) == 40
+
+
+def fixed(seconds: float, drafted: int = 0, accepted: int = 0) -> Decoded:
+    stats = Stats.empty(1)
+    stats.rows[0].count(drafted, accepted, 4)
+    stats.finish()
+    stats.total.forwards, stats.total.seconds = (
+        {"target": 2, "draft": drafted},
+        {"prefill": 0.1, "draft": 0.1 * drafted, "verify": seconds},
+    )
+    return Decoded([[1, 2, 3, 4]], seconds, stats)
+
+
+def held(times: dict[str, list[float]], drafted: dict[str, int]) -> tuple[Measurements, list[Contender]]:
+    """Return measurements in which contender `name` took `times[name][i]` seconds on prompt i, and the contenders."""
+    kinds: dict[str, Kind] = {"ssd_plain": "baseline", "ssd_plain:again": "again"}
+    contenders = [contender(name, []) for name in times]
+    found = Measurements(rounds_done=3, rounds_planned=3, blocks=1, new_tokens=4)
+    for item in contenders:
+        item.kind = kinds.get(item.name, "strategy")
+        item.draft = item.name
+        count = drafted.get(item.name, 0)
+        found.records[item.name] = [
+            Record(unit, "a", 0, fixed(seconds, count, count // 2))
+            for unit, seconds in enumerate(times[item.name])
+        ]
+    share_plain(found, contenders)
+    return found, contenders
+
+
+def row_of(name: str, found: Measurements, contenders: list[Contender]) -> dict[str, Any]:
+    board = scoreboard(found, contenders, Sampling(), 0)
+    assert board is not None
+    item = next(item for item in contenders if item.name == name)
+    return strategy_row(item, board, LosslessResult("pass", "equal"), {})
+
+
+PLAIN = [1.0, 1.1, 0.9, 1.0, 1.05, 0.95]
+
+
+def test_a_strategy_that_drafted_nothing_is_plain_whatever_its_clock_says() -> None:
+    lucky = [seconds / 1.11 for seconds in PLAIN]
+    found, contenders = held({"ssd_plain": PLAIN, "ssd_plain:again": PLAIN, "swift": lucky}, {})
+    row = row_of("swift", found, contenders)
+    assert row["speed"] == {
+        "tokens_per_second": pytest.approx(4.0),
+        "speedup": 1.0,
+        "ci95": None,
+        "predicted_speedup": None,
+        "against": "ssd_plain",
+    }
+    assert row["extra"]["fell_back_to_plain"] is True
+    assert row["extra"]["shares_samples_of"] == "ssd_plain"
+    assert row["extra"]["undrafted"]["speedup"] == pytest.approx(1.11)
+    assert "drafted nothing" in row["reason"]
+    assert row["per_task"][0]["speedup"] == 1.0
+    assert verdict([row], [], [])["best_strategy"] is None
+
+
+def test_no_interval_is_narrower_than_what_plain_decoding_shows_against_itself() -> None:
+    again = [seconds * factor for seconds, factor in zip(PLAIN, [1.1, 0.9] * 3, strict=True)]
+    fast = [seconds / 1.05 for seconds in PLAIN]
+    found, contenders = held(
+        {"ssd_plain": PLAIN, "ssd_plain:again": again, "early_exit": fast}, {"early_exit": 4}
+    )
+    board = scoreboard(found, contenders, Sampling(), 0)
+    assert board is not None
+    assert board.noise is not None
+    assert board.noise > 0.05
+    bare = board.against("early_exit", "ssd_plain").ci95
+    assert bare == pytest.approx([1.05, 1.05])
+    row = row_of("early_exit", found, contenders)
+    low, high = row["speed"]["ci95"]
+    assert low <= 1.05 * (1 - board.noise) < 1.0
+    assert high >= 1.05 * (1 + board.noise)
+    assert verdict([row], [], [])["best_strategy"] is None
+    listed = baseline_row(contenders[1], board)["extra"]["again"]
+    assert (listed["of"], listed["noise"]) == ("ssd_plain", board.noise)
+
+
+def test_a_row_wider_than_ten_percent_is_too_short_to_tell() -> None:
+    wild = [seconds * factor for seconds, factor in zip(PLAIN, [0.3, 0.9] * 3, strict=True)]
+    calm = [seconds / 1.5 for seconds in PLAIN]
+    found, contenders = held(
+        {"ssd_plain": PLAIN, "ssd_plain:again": PLAIN, "swift": wild, "early_exit": calm},
+        {"swift": 4, "early_exit": 4},
+    )
+    assert row_of("swift", found, contenders)["extra"]["too_short_to_tell"] is True
+    assert row_of("early_exit", found, contenders)["extra"]["too_short_to_tell"] is False
+    assert verdict([row_of("early_exit", found, contenders)], [], [])["best_strategy"] == "early_exit"
 
 
 def test_fastest_baseline_is_the_denominator() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,22 @@ from ssd_infer import drafts
 from ssd_infer.__main__ import main
 from ssd_infer.drafts.base import Resolved
 from ssd_infer.drafts.early_exit import EarlyExit, EarlyExitParams
+from ssd_infer.engine.calibrate import ExitProfile
 from ssd_infer.errors import CheckpointError, ConfigError, DataError, OutputError
-from ssd_infer.evaluation import evaluate, runner
+from ssd_infer.evaluation import evaluate, runner, section
 from ssd_infer.evaluation.identity import command_line, weights_sha256
 from ssd_infer.evaluation.series import evaluate_run, find_checkpoints
 from ssd_infer.report import exit_code, read_report, validate
+from ssd_infer.report.rows import gains, noise_rows, plain_rows
 from ssd_infer.report.schema import FAMILIES
 from ssd_infer.settings import EvalSettings
 from tests.conftest import build_model
 
 BUILT = ("early_exit", "early_exit+ngram", "ngram")
-"""Strategies that take part here; what others do is tested with them, and each would be timed again in every test."""
+"""Strategies that take part here; what others do is tested with them, and each would be timed again in every test.
+
+They are told that they gain, so that they draft whatever the clock says of this small model.
+"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -33,6 +39,8 @@ def few_strategies() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         known = {name: drafts.registry()[name] for name in BUILT}
         patch.setattr(drafts, "registry", lambda: known)
+        predict = ExitProfile.best
+        patch.setattr(ExitProfile, "best", lambda *given: replace(predict(*given), speedup=1.5))
         yield
 
 
@@ -100,6 +108,8 @@ def test_both_temperatures_have_rows_baselines_and_verdicts(full: dict[str, Any]
         "ssd_plain",
         "transformers_generate",
         "ssd_plain:t1",
+        "ssd_plain:again",
+        "ssd_plain:again:t1",
     }
     assert {row["name"] for row in full["peers"]} >= {
         "prompt_lookup",
@@ -120,13 +130,12 @@ def test_absent_strategies_say_why(full: dict[str, Any]) -> None:
 
 def test_speedup_is_against_the_fastest_baseline(checkpoint: Path, tmp_path: Path) -> None:
     chosen = {"exit_layer": 1, "gamma": 2}
-    report = evaluate(
-        settings(checkpoint, out=str(tmp_path), temperatures=[0.0], draft="early_exit", draft_params=chosen)
-    )
-    greedy = {row["name"]: row["tokens_per_second"] for row in report["baselines"]}
+    wanted = settings(checkpoint, out=str(tmp_path), temperatures=[0.0], draft="early_exit")
+    report = evaluate(replace(wanted, draft_params=chosen))
+    greedy = {row["name"]: row["tokens_per_second"] for row in plain_rows(report)}
     row = rows(report)["early_exit"]
     assert row["params"] == chosen | {"confidence": 0.0}
-    assert report["verdict"]["best_params"] == row["params"]
+    assert report["verdict"]["best_params"] == (row["params"] if gains(row) else None)
     fastest = max(greedy, key=greedy.__getitem__)
     assert row["speed"]["against"] == fastest
     assert row["speed"]["speedup"] == pytest.approx(row["speed"]["tokens_per_second"] / greedy[fastest])
@@ -162,6 +171,100 @@ def test_samples_list_every_timed_call(full: dict[str, Any], checkpoint: Path) -
     assert all(len(line["tokens"][0]) <= 10 and line["seconds"] > 0 for line in mine)
     histogram = rows(full)["early_exit"]["acceptance"]["histogram"]
     assert sum(sum(line["accepted"][0]) for line in mine) == sum(histogram)
+
+
+def test_baselines_are_measured_against_themselves_in_every_report(full: dict[str, Any]) -> None:
+    found = {row["name"]: row["extra"]["again"] for row in noise_rows(full)}
+    assert {name: row["of"] for name, row in found.items()} == {
+        "ssd_plain:again": "ssd_plain",
+        "ssd_plain:again:t1": "ssd_plain:t1",
+    }
+    for name, suffix in (("ssd_plain:again", ""), ("ssd_plain:again:t1", ":t1")):
+        low, high = found[name]["ci95"]
+        assert found[name]["noise"] == pytest.approx(max(abs(1 - low), abs(high - 1)))
+        row = rows(full)[f"early_exit{suffix}"]
+        assert row["extra"]["noise"] == found[name]["noise"]
+        reach = row["speed"]["speedup"] * found[name]["noise"]
+        assert row["speed"]["ci95"][0] <= row["speed"]["speedup"] - reach + 1e-9
+
+
+def losing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every prediction be a loss."""
+    predict = ExitProfile.best
+    monkeypatch.setattr(ExitProfile, "best", lambda *given: replace(predict(*given), speedup=0.7))
+
+
+def test_what_is_predicted_to_lose_is_plain_untimed_and_its_law_untested(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losing(monkeypatch)
+    monkeypatch.setattr(section, "judge_sampling", lambda *_: pytest.fail("a law that cannot be broken"))
+    report = evaluate(settings(checkpoint, out=str(tmp_path / "r"), draft="early_exit"))
+    for name, plain in (("early_exit", "ssd_plain"), ("early_exit:t1", "ssd_plain:t1")):
+        row = rows(report)[name]
+        base = next(line for line in report["baselines"] if line["name"] == plain)
+        assert row["speed"] == {
+            "tokens_per_second": base["tokens_per_second"],
+            "speedup": 1.0,
+            "ci95": None,
+            "predicted_speedup": 0.7,
+            "against": plain,
+        }
+        assert row["extra"]["shares_samples_of"] == plain
+        assert "predicted speedup is 0.70" in row["reason"]
+        assert row["lossless"]["verdict"] == "pass"
+    lines = (tmp_path / "r" / "samples.jsonl").read_text().splitlines()
+    assert "early_exit" not in {json.loads(line)["name"] for line in lines}
+    assert report["verdict"]["best_strategy"] is None
+    assert exit_code(report) == 0
+
+
+class Doubtful(EarlyExit):
+    """A strategy that would draft although it predicts a loss."""
+
+    name = "swift"
+
+    @classmethod
+    def resolve(cls, *arguments: Any) -> Resolved:
+        return Resolved(EarlyExitParams(1, 2, 0.0), "auto: exit 1", 0.8)
+
+
+def test_a_predicted_loss_is_not_timed_unless_its_parameters_were_given(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = drafts.registry() | {"swift": Doubtful}
+    monkeypatch.setattr(drafts, "registry", lambda: known)
+    wanted = settings(checkpoint, out=str(tmp_path), temperatures=[0.0], draft="swift", samples=2)
+    row = rows(evaluate(wanted))["swift"]
+    assert row["extra"]["fell_back_to_plain"] is True
+    assert row["reason"] == "plain decoding: not timed, the predicted speedup is 0.80 (auto: exit 1)"
+    row = rows(evaluate(replace(wanted, draft_params={"exit_layer": 1})))["swift"]
+    assert row["extra"]["fell_back_to_plain"] is False
+    assert row["acceptance"]["drafted"] > 0
+
+
+class Endless(EarlyExit):
+    """A strategy whose calibration never ends by itself."""
+
+    name = "skip_set"
+
+    @classmethod
+    def resolve(cls, target: Any, *arguments: Any) -> Resolved:
+        while True:
+            target.model(input_ids=torch.tensor([[5, 6]]))
+
+
+def test_a_calibration_without_end_is_a_row_and_the_limit_holds(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = drafts.registry() | {"skip_set": Endless}
+    monkeypatch.setattr(drafts, "registry", lambda: known)
+    report = evaluate(settings(checkpoint, out=str(tmp_path), max_minutes=0.05, samples=2))
+    for name in ("skip_set", "skip_set:t1"):
+        row = rows(report)[name]
+        assert row["status"] == "not_applicable"
+        assert "did not end in its share of the time limit" in row["reason"]
+    assert exit_code(report) == 0
 
 
 class Exploding(EarlyExit):
@@ -294,6 +397,7 @@ def test_unsupported_architecture_still_gets_a_report(tmp_path: Path) -> None:
     assert {row["name"]: bool(row["tokens_per_second"]) for row in report["baselines"]} == {
         "ssd_plain": False,
         "transformers_generate": True,
+        "transformers_generate:again": True,
     }
     assert report["verdict"]["best_strategy"] is None
     assert exit_code(report) == 0

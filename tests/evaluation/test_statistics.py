@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
+import torch
 
 from ssd_infer.engine.stats import Stats
 from ssd_infer.evaluation.bootstrap import Totals, speed_ratio
-from ssd_infer.evaluation.budget import Budget
+from ssd_infer.evaluation.budget import Budget, OutOfTime, deal, stopping
 from ssd_infer.evaluation.cost_model import Cost, Counted, measured_cost, predicted_speedup
 from ssd_infer.evaluation.repetition import distinct_n, longest_repeat, repetition
+from tests.conftest import build_model
 
 
 def test_ratio_is_of_totals_not_a_mean_of_ratios() -> None:
@@ -120,3 +124,95 @@ def test_budget_shares_pass_in_order_and_zero_is_no_limit() -> None:
     assert not late.passed
     assert budget.spent == 15.0
     assert not Budget(0.0, lambda: 1e12).deadline(0.01).passed
+
+
+@pytest.mark.parametrize("greedy", [[True, False], [True], [False], [True, False, False]])
+@pytest.mark.parametrize(("sweep", "shift"), [(False, False), (True, False), (True, True)])
+def test_at_least_sixty_percent_of_the_limit_go_to_measuring(
+    greedy: list[bool], sweep: bool, shift: bool
+) -> None:
+    ends = deal(greedy, sweep, shift)
+    begins = [0.0, *list(ends.values())[:-1]]
+    shares = {name: end - begin for (name, end), begin in zip(ends.items(), begins, strict=True)}
+    assert min(shares.values()) >= 0
+    measuring = sum(
+        share for name, share in shares.items() if name.split()[0] in ("measure", "sweep", "shift")
+    )
+    assert measuring >= 0.6
+    assert max(ends.values()) <= 0.97 + 1e-9
+    assert [name for name in shares if name.startswith("law") and shares[name] > 1e-9] == [
+        f"law {number}" for number, plain in enumerate(greedy) if not plain
+    ]
+
+
+def test_a_part_of_a_deadline_is_cut_from_what_is_left() -> None:
+    now = [0.0]
+    deadline = Budget(1.0, lambda: now[0]).deadline(1.0)
+    now[0] = 20.0
+    assert deadline.part(0.25).left == pytest.approx(10.0)
+    assert Budget(0.0).deadline(1.0).part(0.1).left == float("inf")
+
+
+def test_a_phase_that_knows_no_clock_is_stopped_at_its_moment() -> None:
+    now, passes = [0.0], 0
+    deadline = Budget(1.0, lambda: now[0]).deadline(0.5)
+    model = build_model(layers=2)
+    before = dict(model.get_input_embeddings()._forward_pre_hooks)
+
+    def calibrate() -> None:
+        nonlocal passes
+        while True:
+            model(input_ids=torch.tensor([[5, 6]]))
+            passes, now[0] = passes + 1, now[0] + 7.0
+
+    with pytest.raises(OutOfTime), stopping(model, deadline):
+        calibrate()
+    assert passes == 5
+    assert dict(model.get_input_embeddings()._forward_pre_hooks) == before
+
+
+def test_a_ratio_of_totals_takes_its_interval_over_blocks_too() -> None:
+    units = [(block, prompt) for block in range(5) for prompt in range(8 * block, 8 * block + 8)]
+    theirs = [Totals(100, 2.0, prompt, block) for block, prompt in units]
+    shifted = [Totals(100, 1.0 + 0.1 * block, prompt, block) for block, prompt in units]
+    blind = speed_ratio([Totals(100, part.seconds, part.prompt) for part in shifted], theirs).ci95
+    seeing = speed_ratio(shifted, theirs).ci95
+    assert blind is not None
+    assert seeing is not None
+    assert seeing[1] - seeing[0] > 2 * (blind[1] - blind[0])
+    assert seeing == speed_ratio(shifted, theirs).ci95
+
+
+def test_a_prompt_repeated_in_other_blocks_is_still_one_prompt() -> None:
+    units = [(block, prompt) for block in range(5) for prompt in range(4)]
+    theirs = [Totals(100, 2.0, prompt, block) for block, prompt in units]
+    ours = [Totals(100, 1.0 + 0.2 * prompt, prompt, block) for block, prompt in units]
+    apart = [Totals(100, part.seconds, index, part.block) for index, part in enumerate(ours)]
+    repeated, separate = speed_ratio(ours, theirs).ci95, speed_ratio(apart, theirs).ci95
+    assert repeated is not None
+    assert separate is not None
+    assert repeated[1] - repeated[0] > 1.5 * (separate[1] - separate[0])
+    once = [Totals(100, 1.0, 3, block) for block in range(5)]
+    assert speed_ratio(once, once).ci95 is None
+
+
+def test_the_interval_of_five_measurements_holds_the_others() -> None:
+    """Runs of one checkpoint whose speed wanders by 3 % from stretch to stretch and run to run."""
+    held = tried = 0
+    for study in range(20):
+        numbers = random.Random(study)
+        found = []
+        for _ in range(5):
+            run, ours, theirs = numbers.gauss(1.0, 0.01), [], []
+            for block in range(5):
+                drift = run * numbers.gauss(1.0, 0.03)
+                for prompt in range(6 * block, 6 * block + 6):
+                    hard = 1 + 0.2 * ((prompt * 7) % 5)
+                    ours.append(Totals(60, hard * drift * numbers.gauss(1.0, 0.04), prompt, block))
+                    theirs.append(Totals(60, 2.0 * numbers.gauss(1.0, 0.04), prompt, block))
+            found.append(speed_ratio(ours, theirs))
+        for one in found:
+            assert one.ci95 is not None
+            tried += 4
+            held += sum(one.ci95[0] <= other.value <= one.ci95[1] for other in found if other is not one)
+    assert held / tried >= 0.95

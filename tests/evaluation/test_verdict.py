@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from ssd_infer.evaluation.verdict import verdict
-from tests.report.sample import absent_row, measured_row
+from ssd_infer.report.rows import headline
+from tests.report.sample import absent_row, measured_row, sample_report
 
 
 def row(
@@ -50,12 +53,54 @@ def test_looping_outputs_make_sampling_the_headline() -> None:
 
 
 def test_plain_fallback_wins_only_where_nothing_drafts() -> None:
-    plain, sampled = row("skip_set", 1.07), row("early_exit:t1", 1.05)
+    plain, sampled = row("skip_set", 1.27), row("early_exit:t1", 1.15)
     plain["extra"]["fell_back_to_plain"] = True
     assert verdict([plain, sampled], [], [])["best_strategy"] == "early_exit:t1"
     alone = verdict([plain], [], [])
-    assert alone["best_strategy"] == "skip_set"
+    assert (alone["best_strategy"], alone["best_params"], alone["speedup"]) == (None, None, None)
+    assert alone["extra"] == {"plain_is_fastest": True}
     assert any("decode with draft=None" in line for line in alone["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"speed": {"ci95": [0.99, 1.23]}}, "its interval reaches 1"),
+        ({"speed": {"ci95": None}}, "it has no interval"),
+        ({"acceptance": {"drafted": 0, "accepted": 0, "tau": 1.0}}, "it drafted nothing"),
+        ({"acceptance": {"accepted": 0, "tau": 1.0}}, "none of its drafts was accepted"),
+        ({"extra": {"noise": 0.12}}, "plain decoding seems that fast against itself"),
+    ],
+)
+def test_a_row_that_did_not_draft_or_gain_for_sure_is_no_headline(
+    changes: dict[str, dict[str, Any]], why: str
+) -> None:
+    tempting = row("swift", 1.11)
+    assert verdict([tempting], [], [])["best_strategy"] == "swift"
+    for key, values in changes.items():
+        tempting[key] |= values
+    found = verdict([tempting], [], [])
+    assert found["best_strategy"] is None, why
+    report = sample_report()
+    report |= {"strategies": [tempting], "verdict": found}
+    assert headline(report).startswith("Plain decoding is the fastest here"), why
+    report["verdict"] = found | {"best_strategy": "swift"}  # as earlier versions wrote
+    assert headline(report).startswith("Plain decoding is the fastest here"), why
+
+
+def test_a_winner_measured_briefly_is_told_by_its_interval() -> None:
+    brief = row("early_exit", 1.6)
+    brief["speed"]["ci95"], brief["extra"]["too_short_to_tell"] = [1.2, 2.1], True
+    report = sample_report() | {"strategies": [brief], "verdict": verdict([brief], [], [])}
+    assert "decodes 1.20 to 2.10 times as fast" in headline(report)
+    assert "1.60 times" not in headline(report)
+
+
+def test_plain_rows_are_not_warned_of_for_their_prediction() -> None:
+    plain = row("early_exit", 1.0)
+    plain["extra"]["fell_back_to_plain"] = True
+    plain["speed"]["predicted_speedup"] = 0.7
+    assert not any("predict" in line for line in verdict([plain], [], [])["warnings"])
 
 
 def test_losing_to_prompt_lookup_is_said_overall_and_by_task() -> None:

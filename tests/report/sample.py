@@ -149,6 +149,15 @@ def sample_report(checkpoint: str = "outputs/layerskip/demo/checkpoints/step-120
         "baselines": [
             {"name": "ssd_plain", "tokens_per_second": 91.0, "seconds": 22.5, "tokens": 2048},
             {"name": "transformers_generate", "tokens_per_second": 74.0, "seconds": 27.7, "tokens": 2048},
+            {
+                "name": "ssd_plain:again",
+                "tokens_per_second": 91.5,
+                "seconds": 22.4,
+                "tokens": 2048,
+                "extra": {
+                    "again": {"of": "ssd_plain", "speedup": 1.005, "ci95": [0.988, 1.021], "noise": 0.021}
+                },
+            },
         ],
         "peers": [
             {

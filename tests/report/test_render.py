@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import html
+import io
 import json
 import re
 from html.parser import HTMLParser
@@ -11,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from ssd_infer.report.charts import draw_charts
+from ssd_infer.report.comparison import summary
 from ssd_infer.report.definitions import DEFINITIONS
 from ssd_infer.report.format import (
     bytes_text,
@@ -190,3 +193,29 @@ def test_row_parameters_are_shortened_and_a_fallback_is_named() -> None:
 )
 def test_formats(made: str, wanted: str) -> None:
     assert made == wanted
+
+
+def test_the_noise_of_a_report_stands_in_every_form() -> None:
+    report = sample_report()
+    line = "ssd_plain against itself: 1.00× (0.99–1.02); differences below 2.1 % are this report's own noise"
+    console = Console(record=True, width=200, file=io.StringIO())
+    print_report(report, console=console)
+    shown = console.export_text()
+    for text in (render_markdown(report), html.unescape(render_html(report)), shown):
+        assert line in text
+    assert "ssd_plain:again" not in [line.split()[0] for line in shown.splitlines() if line.strip()]
+
+
+def test_a_row_measured_too_briefly_says_so_in_every_form() -> None:
+    report = sample_report()
+    report["strategies"][0]["extra"]["too_short_to_tell"] = True
+    console = Console(record=True, width=200, file=io.StringIO())
+    print_report(report, console=console)
+    for text in (render_markdown(report), render_html(report), console.export_text()):
+        assert "1.55–1.68, too short to tell" in text
+
+
+def test_the_second_self_of_a_baseline_is_no_plain_decoding_to_compare_with() -> None:
+    report = sample_report()
+    report["baselines"][-1]["tokens_per_second"] = 99.0
+    assert summary(report)["plain_tokens_per_second"] == 91.0

@@ -5,12 +5,15 @@ from __future__ import annotations
 import errno
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ssd_infer.errors import CheckpointError
 from ssd_infer.manifest import damage
+from ssd_infer.report.write import write_report
 from ssd_train.checkpoints import CheckpointStore, require_space
+from tests.report.sample import measured_row, sample_report
 
 
 def write(directory: Path) -> None:
@@ -141,3 +144,50 @@ def test_space_is_asked_for_before_writing(tmp_path: Path) -> None:
     require_space(tmp_path, 1)
     with pytest.raises(OSError, match="needs about"):
         require_space(tmp_path, 1 << 60)
+
+
+def report_of(run: Path, step: int, speedup: float, **changes: Any) -> None:
+    """Write a report of `step` whose best row is early_exit at this speedup; `changes` go into the row."""
+    row = measured_row("early_exit", speedup, 0.6, **changes)
+    report = sample_report()
+    report["strategies"] = [row, *(line for line in report["strategies"] if line["status"] != "ok")]
+    report["verdict"] |= {"best_strategy": "early_exit", "speedup": speedup}
+    write_report(report, run / "reports" / f"step-{step}")
+
+
+def test_a_measured_speedup_makes_the_best_where_there_is_one(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, 0)
+    for step, tau, loss in ((1, 2.5, 3.0), (2, 2.1, 3.0), (3, 2.0, 3.0), (4, 2.9, 9.0)):
+        save(store, step, tau, loss)
+    for step, speedup in ((2, 1.4), (3, 1.6), (4, 4.0)):
+        report_of(tmp_path, step, speedup)
+    assert store.mark_best() == store.best() == store.path(3)
+    facts = store.best_facts()
+    assert (facts["metric"], facts["value"], facts["strategy"]) == ("speedup", 1.6, "early_exit")
+    assert (facts["step"], facts["tau_sim"], facts["validation_loss"]) == (3, 2.0, 3.0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"extra": {"fell_back_to_plain": True}},
+        {
+            "speed": {
+                "tokens_per_second": 9.0,
+                "speedup": 1.1,
+                "ci95": [0.9, 1.3],
+                "predicted_speedup": 1,
+                "against": "",
+            }
+        },
+    ],
+)
+def test_a_report_without_a_sure_gain_makes_no_best(tmp_path: Path, changes: dict[str, Any]) -> None:
+    store = CheckpointStore(tmp_path, 0)
+    for step, tau in ((1, 2.5), (2, 2.1)):
+        save(store, step, tau, 3.0)
+    report_of(tmp_path, 2, 1.1, **changes)
+    assert store.mark_best() == store.path(1)
+    assert store.best_facts()["metric"] == "tau_sim"
+    (tmp_path / "reports" / "step-2" / "report.json").write_text("{")
+    assert store.mark_best() == store.path(1)

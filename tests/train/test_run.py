@@ -15,7 +15,6 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import ssd_infer.evaluation
 from ssd_infer.errors import ConfigError, DataError, SSDError
 from ssd_infer.evaluation.identity import command_line
 from ssd_infer.settings import EvalSettings
@@ -118,7 +117,7 @@ def fake_evaluation(monkeypatch: pytest.MonkeyPatch, seen: list[EvalSettings], *
         (out / "report.json").write_text(json.dumps(sample_report()))
         return {}
 
-    monkeypatch.setattr(ssd_infer.evaluation, "evaluate", evaluate, raising=False)
+    monkeypatch.setattr("ssd_infer.evaluation.alone.evaluate_alone", evaluate)
 
 
 @pytest.mark.parametrize("every", [False, True])
@@ -167,7 +166,7 @@ def test_reports_on_the_way_do_not_change_what_is_learned(
         Path(str(settings.out)).mkdir(parents=True)
         (Path(str(settings.out)) / "report.json").write_text(json.dumps(sample_report()))
 
-    monkeypatch.setattr(ssd_infer.evaluation, "evaluate", evaluate, raising=False)
+    monkeypatch.setattr("ssd_infer.evaluation.alone.evaluate_alone", evaluate)
     cfg = tiny_root(tmp_path, max_steps=4, save_steps=2)
     cfg.eval = EvalConfig(enabled=True, every_checkpoint=True)
     done = run.train(cfg)

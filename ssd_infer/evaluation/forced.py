@@ -1,0 +1,172 @@
+"""Acceptance of early exit from many prompts, and the speedup that follows: what timed decodings are checked against.
+
+Lossless decoding emits the target's own text whatever the draft, so text of the target, decoded plainly in large
+batches, says after one teacher-forced pass which drafts would have been accepted: exactly when greedy, in expectation
+when sampling. That is far cheaper than timing a prompt, so many more prompts are affordable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import ssd_infer
+from ssd_infer.engine.calibrate import overlap
+from ssd_infer.engine.costs import Costs, measure_costs, predicted_speedup
+from ssd_infer.engine.rounds import draft_limits, expected_rounds, greedy_rounds
+from ssd_infer.engine.sampling import Sampler, SamplingParams
+from ssd_infer.engine.session import open_session
+from ssd_infer.engine.target import Target
+from ssd_infer.evaluation.budget import Deadline, OutOfTime, stopping
+from ssd_infer.evaluation.contenders import Contender, Prompts, Sampling
+
+BATCH, MOST_PROMPTS, RESAMPLES = 16, 256, 2000
+SHARE = 0.15
+"""Share of a setting's measuring time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How an early exit drafts: after `exit_layer` layers, at most `gamma` tokens, until one below `confidence`."""
+
+    exit_layer: int
+    gamma: int
+    confidence: float
+
+
+@dataclass(slots=True)
+class Forced:
+    """Rounds that `shape` would have taken on each text, pooled: emitted = accepted + 1 a round."""
+
+    shape: Shape
+    rounds: list[float] = field(default_factory=list)
+    accepted: list[float] = field(default_factory=list)
+    drafted: list[float] = field(default_factory=list)
+    """Of each text: rounds, and tokens accepted and drafted in all of them."""
+
+    def add(self, acceptance: Tensor, confidence: Tensor, do_sample: bool) -> None:
+        """Count one text: acceptance and confidence `(n,)` of a draft at each of its tokens after the first."""
+        rounds = expected_rounds if do_sample else greedy_rounds
+        limits = draft_limits(confidence.unsqueeze(0), self.shape.confidence)
+        accepted, drafted = rounds(acceptance.unsqueeze(0), limits, self.shape.gamma)
+        count = acceptance.shape[0] / (1 + accepted)
+        self.rounds.append(count)
+        self.accepted.append(count * accepted)
+        self.drafted.append(count * drafted)
+
+    def facts(self, costs: Costs, seed: int = 0) -> dict[str, Any]:
+        """Return pooled α and τ, their predicted speedup at `costs`, and 95 % over prompts of τ and the speedup."""
+        table = torch.tensor([self.rounds, self.accepted, self.drafted], dtype=torch.float64).T
+        generator = torch.Generator().manual_seed(seed)
+        picks = torch.randint(len(table), (RESAMPLES, len(table)), generator=generator)
+        drawn = table[picks].sum(dim=1)
+        speeds = [self._speedup(row, costs) for row in drawn.tolist()]
+        total = table.sum(dim=0).tolist()
+        return {
+            "prompts": len(table),
+            "tokens": round(total[0] + total[1]),
+            "alpha": total[1] / total[2] if total[2] else None,
+            "tau": 1 + total[1] / total[0],
+            "tau_ci95": _bounds(1 + drawn[:, 1] / drawn[:, 0]),
+            "draft_ratio_c": costs.draft(self.shape.exit_layer) / costs.plain,
+            "verify_ratio": costs.verify(self.shape.exit_layer, total[2] / total[0]) / costs.plain,
+            "predicted_speedup": self._speedup(total, costs),
+            "predicted_ci95": _bounds(torch.tensor(speeds, dtype=torch.float64)),
+        }
+
+    def _speedup(self, sums: Sequence[float], costs: Costs) -> float:
+        rounds, accepted, drafted = sums
+        length = drafted / rounds
+        c = costs.draft(self.shape.exit_layer) / costs.plain
+        v = costs.verify(self.shape.exit_layer, length) / costs.plain
+        return predicted_speedup(accepted / drafted, length, c, v)
+
+
+def _bounds(values: Tensor) -> list[float]:
+    return torch.quantile(values, torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+
+
+def shape_of(contender: Contender) -> Shape | None:
+    """Return how a contender drafts if it is an early exit with fixed parameters, else None."""
+    params = contender.params
+    if contender.draft != "early_exit" or contender.plain or contender.failure is not None:
+        return None
+    return Shape(int(params["exit_layer"]), int(params["gamma"]), float(params["confidence"]))
+
+
+def forced_acceptance(
+    target: Target,
+    prompts: Prompts,
+    new_tokens: int,
+    sampling: Sampling,
+    shape: Shape,
+    seed: int,
+    deadline: Deadline,
+) -> Forced:
+    """Let the target continue `prompts` plainly, a batch at a time until `deadline`, and count what would be accepted.
+
+    Text ends where the model ends it. A batch that the deadline cuts off counts as far as it was compared.
+    """
+    found = Forced(shape)
+    sampler = Sampler(
+        SamplingParams(not sampling.greedy, sampling.temperature or 1.0, sampling.top_k, sampling.top_p),
+        target.device,
+        seed,
+    )
+    rows = prompts[:MOST_PROMPTS]
+    try:
+        with stopping(target.model, deadline):
+            for start in range(0, len(rows), BATCH):
+                batch = rows[start : start + BATCH]
+                out = ssd_infer.generate(
+                    target.model, batch, max_new_tokens=new_tokens, seed=seed + start, **sampling.arguments()
+                )
+                for prompt, text in zip(batch, out.sequences, strict=True):
+                    if len(text) > 1:
+                        found.add(*_compare(target, prompt, text, sampler, shape), not sampling.greedy)
+    except OutOfTime:
+        pass
+    return found
+
+
+@torch.inference_mode()
+def _compare(
+    target: Target, prompt: list[int], text: list[int], sampler: Sampler, shape: Shape
+) -> tuple[Tensor, Tensor]:
+    """Return acceptance and confidence `(n-1,)` of the exit's draft for every token of `text` after the first."""
+    ids = torch.tensor([prompt + text[:-1]], device=target.device)
+    session = open_session(target, [ids[0].tolist()], 1, 0, sampler)
+    window = session.window(ids.shape[1])
+    early = target.run(target.embed(ids), window, session.cache, 0, shape.exit_layer)
+    final = target.run(early, window, session.cache, shape.exit_layer, target.num_layers)
+    return overlap(target.logits(final[0, len(prompt) :]), target.logits(early[0, len(prompt) :]), sampler)
+
+
+def forced_facts(
+    target: Target,
+    prompts: Prompts,
+    new_tokens: int,
+    sampling: Sampling,
+    shape: Shape,
+    seed: int,
+    deadline: Deadline,
+    batch: int = 1,
+) -> dict[str, Any] | None:
+    """Return what many prompts, and repeated passes over `batch` rows, predict.
+
+    None where the time did not suffice for two prompts and the passes.
+    """
+    found = forced_acceptance(target, prompts, new_tokens, sampling, shape, seed, deadline.part(0.8))
+    if len(found.rounds) < 2:
+        return None
+    context = sum(map(len, prompts)) // len(prompts) + new_tokens // 2
+    try:
+        with stopping(target.model, deadline):
+            costs = measure_costs(target, context, not sampling.greedy, batch=batch)
+    except OutOfTime:
+        return None
+    return found.facts(costs, seed)
