@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from ssd_infer import drafts
 from ssd_infer.engine.bridge import self_speculate
+from ssd_infer.engine.request import read_draft
+from ssd_infer.errors import ConfigError, Problem
 
 
 def hf_generate(
@@ -37,7 +39,11 @@ def hf_generate(
     Temperature, top-k, top-p, EOS and lengths are those `generate` prepared. Raises ConfigError for options that
     change scores in other ways (beams, penalties, constraints), since drafts would not go through them.
     """
-    strategy = drafts.get(draft)
+    problems: list[Problem] = []
+    name, _ = read_draft(draft, None, problems)
+    if problems or name is None:
+        raise ConfigError(problems or [Problem("draft", "must name a draft", None, "try 'early_exit'")])
+    strategy = drafts.get(name)
     mask = model_kwargs.get("attention_mask")
     return self_speculate(
         model,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from ssd_infer.drafts.base import Drafter
 from ssd_infer.engine.loop import decode
+from ssd_infer.engine.request import read_draft, read_seed, unpad
 from ssd_infer.engine.sampling import Sampler, SamplingParams
 from ssd_infer.engine.stopping import StopRule
+from ssd_infer.engine.streaming import Stream
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import ConfigError, Problem
 
@@ -36,16 +38,22 @@ def self_speculate(
     streamer: Any = None,
 ) -> Any:
     """Return `(B, T + new)` ids as `generate` does, rows that ended early padded on the right."""
+    problems: list[Problem] = []
+    seed, settings = read_seed(seed, problems), read_draft(strategy.name, draft_params, problems)[1]
+    stream = Stream(streamer)
+    problems += stream.problems(int(input_ids.shape[0]), "token_streamer")
+    if problems:
+        raise ConfigError(problems)
     sampling = _sampling(logits_processor or [], bool(generation_config.do_sample))
     _refuse(stopping_criteria or [], generation_config)
     target = Target.of(model)
     prompts = unpad(input_ids, attention_mask)
-    resolved = strategy.settle(target, draft_params, prompts, sampling.do_sample)
+    resolved = strategy.settle(target, settings, prompts, sampling.do_sample)
     limit = int(generation_config.max_length) - int(input_ids.shape[1])
     eos = getattr(generation_config, "eos_token_id", None)
     stop = StopRule.of(eos, None)
     sampler = Sampler(sampling, target.device, seed)
-    emit = emitter(streamer, prompts)
+    emit = stream.emitter(prompts)
     outputs, _ = decode(target, prompts, strategy, resolved.params, limit, sampler, stop, emit)
     if streamer is not None and hasattr(streamer, "end"):
         streamer.end()
@@ -55,28 +63,6 @@ def self_speculate(
 
         return GenerateDecoderOnlyOutput(sequences=sequences)  # type: ignore[arg-type]
     return sequences
-
-
-def emitter(streamer: Any, prompts: list[list[int]]) -> Callable[[int, list[int]], None] | None:
-    """Adapt a function `(row, tokens)` or a transformers streamer, which is first given the prompt, to the loop."""
-    if streamer is None:
-        return None
-    if not hasattr(streamer, "put"):
-        callback: Callable[[int, list[int]], None] = streamer
-        return callback
-    if len(prompts) != 1:
-        rule = "a transformers streamer takes one row"
-        raise ConfigError([Problem("streamer", rule, len(prompts), "pass a function (row, tokens)")])
-    streamer.put(torch.tensor(prompts))
-    return lambda _row, tokens: streamer.put(torch.tensor(tokens))
-
-
-def unpad(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int]]:
-    """Return each row `(B, T)` as a list of ids without the positions its mask leaves out."""
-    if attention_mask is None:
-        return [list(row) for row in input_ids.tolist()]
-    pairs = zip(input_ids.tolist(), attention_mask.tolist(), strict=True)
-    return [[token for token, real in zip(row, mask, strict=True) if real] for row, mask in pairs]
 
 
 def _sampling(processors: Iterable[Any], do_sample: bool) -> SamplingParams:

@@ -13,6 +13,7 @@ from typing import Any
 
 _MODULES = (
     "ssd_infer.errors",
+    "ssd_infer.engine.values",
     "ssd_infer.engine.window",
     "ssd_infer.engine.cache",
     "ssd_infer.engine.products",
@@ -24,6 +25,8 @@ _MODULES = (
     "ssd_infer.engine.stats",
     "ssd_infer.engine.clock",
     "ssd_infer.engine.stopping",
+    "ssd_infer.engine.streaming",
+    "ssd_infer.engine.request",
     "ssd_infer.drafts.base",
     "ssd_infer.drafts.stepwise",
     "ssd_infer.drafts.early_exit",
