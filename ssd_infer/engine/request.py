@@ -98,7 +98,7 @@ def read_draft(draft: Any, params: Any, problems: list[Problem]) -> tuple[str | 
         problems.append(Problem("draft", rule, shown(draft), "try 'early_exit'"))
     named = params is None or (isinstance(params, Mapping) and all(isinstance(key, str) for key in params))
     if not named:
-        rule = "must map names of parameters to values"
+        rule = "must map names to values"
         problems.append(Problem("draft_params", rule, shown(params), "try {'gamma': 3}"))
         params = None
     if draft is None and params:
