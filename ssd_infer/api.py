@@ -14,7 +14,7 @@ from ssd_infer.engine.model_view import evaluating
 from ssd_infer.engine.request import Request, check_vocabulary, read_request
 from ssd_infer.engine.sampling import Sampler
 from ssd_infer.engine.stats import Stats
-from ssd_infer.engine.streaming import Stream
+from ssd_infer.engine.streaming import Stream, streaming
 from ssd_infer.engine.target import Target
 from ssd_infer.engine.values import shown
 from ssd_infer.errors import ConfigError, Problem
@@ -87,22 +87,24 @@ def generate(
     problems: list[Problem] = []
     module = module_of(model, problems)
     kind = kind_of(getattr(module, "config", None))
-    if kind != "causal":
+    if kind != "causal":  # whose own `generate` ends the streamer
         more = {} if sampler is None else {"sampler": sampler}
         other: GenerateOutput = generator(kind)(
             model, input_ids, attention_mask, streamer=streamer, **arguments, **more
         )
         return other
-    if sampler is not None:
-        rule = "belongs to diffusion models; this one decodes autoregressively"
-        problems.append(Problem("sampler", rule, shown(sampler), "leave it out"))
-    request = read_request(module, problems, input_ids=input_ids, attention_mask=attention_mask, **arguments)
-    strategy = strategy_of(request, problems)
-    stream = Stream(streamer)
-    problems += stream.problems(len(request.prompts))
-    if problems or module is None:
-        raise ConfigError(problems)
-    return _decode(module, request, strategy, stream)
+    with streaming(streamer) as stream:
+        if sampler is not None:
+            rule = "belongs to diffusion models; this one decodes autoregressively"
+            problems.append(Problem("sampler", rule, shown(sampler), "leave it out"))
+        request = read_request(
+            module, problems, input_ids=input_ids, attention_mask=attention_mask, **arguments
+        )
+        strategy = strategy_of(request, problems)
+        problems += stream.problems(len(request.prompts))
+        if problems or module is None:
+            raise ConfigError(problems)
+        return _decode(module, request, strategy, stream)
 
 
 def _decode(
@@ -129,8 +131,6 @@ def _decode(
             stream.emitter(request.prompts),
             grouped_layers,
         )
-    if hasattr(stream.given, "end"):
-        stream.given.end()
     settled = {} if resolved.params is None else _as_dict(resolved.params)
     return GenerateOutput(
         sequences, stats, None if strategy is None else strategy.name, settled, resolved.note

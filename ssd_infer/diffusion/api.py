@@ -25,7 +25,7 @@ from ssd_infer.engine.clock import Clock
 from ssd_infer.engine.model_view import evaluating
 from ssd_infer.engine.request import Request, check_vocabulary, read_request
 from ssd_infer.engine.stats import Stats
-from ssd_infer.engine.streaming import Stream
+from ssd_infer.engine.streaming import Stream, streaming
 from ssd_infer.errors import ConfigError, Problem
 from ssd_infer.inputs import module_of
 from ssd_infer.loading import Loaded
@@ -57,30 +57,30 @@ def generate(
 
     Raises ConfigError for bad arguments and models of another kind, UnsupportedModelError for unknown backbones.
     """
-    problems: list[Problem] = []
-    module = module_of(model, problems)
-    request = read_request(
-        module,
-        problems,
-        input_ids=input_ids,
-        attention_mask=attention_mask,
-        max_new_tokens=max_new_tokens,
-        do_sample=do_sample,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        eos_token_id=eos_token_id,
-        stop_sequences=stop_sequences,
-        seed=seed,
-        draft=draft,
-        draft_params=draft_params,
-    )
-    stream = Stream(streamer)
-    problems += _misplaced(request) + stream.problems(len(request.prompts))
-    settings = _settings(module, sampler, problems)
-    if problems or module is None:
-        raise ConfigError(problems)
-    return _decode(module, request, settings, stream)
+    with streaming(streamer) as stream:
+        problems: list[Problem] = []
+        module = module_of(model, problems)
+        request = read_request(
+            module,
+            problems,
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            max_new_tokens=max_new_tokens,
+            do_sample=do_sample,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            eos_token_id=eos_token_id,
+            stop_sequences=stop_sequences,
+            seed=seed,
+            draft=draft,
+            draft_params=draft_params,
+        )
+        problems += _misplaced(request) + stream.problems(len(request.prompts))
+        settings = _settings(module, sampler, problems)
+        if problems or module is None:
+            raise ConfigError(problems)
+        return _decode(module, request, settings, stream)
 
 
 def _decode(module: nn.Module, request: Request, settings: SamplerSettings, stream: Stream) -> GenerateOutput:
@@ -97,8 +97,6 @@ def _decode(module: nn.Module, request: Request, settings: SamplerSettings, stre
         )
         run = start(denoiser, settings, canvases, reader, settled.drafter)
         sequences = decode(run, stream.emitter(prompts))
-    if hasattr(stream.given, "end"):
-        stream.given.end()
     return _output(run, settings, settled, sequences)
 
 

@@ -50,13 +50,7 @@ class Stream:
 
 @contextmanager
 def streaming(given: Any) -> Iterator[Stream]:
-    """Hold `given` while a call decodes, and end it when the call ends, by returning or by raising.
-
-    A `Stream` is somebody else's to end: the call that opened it does.
-    """
-    if isinstance(given, Stream):
-        yield given
-        return
+    """Hold `given` while a call decodes, and end it when the call ends, by returning or by raising."""
     try:
         yield Stream(given)
     finally:

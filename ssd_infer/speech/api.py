@@ -13,6 +13,7 @@ from torch import nn
 from ssd_infer.checks import Checks
 from ssd_infer.engine.model_view import evaluating
 from ssd_infer.engine.stats import Stats
+from ssd_infer.engine.streaming import streaming
 from ssd_infer.engine.values import number, shown, whole
 from ssd_infer.errors import ConfigError, Problem
 from ssd_infer.kinds import kind_of
@@ -101,10 +102,11 @@ def transcribe(
     return _output(loaded, recordings, parts, done, name, params)
 
 
-def generate(*_: Any, **__: Any) -> NoReturn:
+def generate(*_: Any, streamer: Any = None, **__: Any) -> NoReturn:
     """Refuse token prompts: a speech model takes audio."""
     remedy = "use ssd_infer.transcribe(model, audio, sampling_rate)"
-    raise ConfigError([Problem("model", "must take text for generate", "a speech checkpoint", remedy)])
+    with streaming(streamer):
+        raise ConfigError([Problem("model", "must take text for generate", "a speech checkpoint", remedy)])
 
 
 @dataclass(slots=True)
