@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -58,6 +58,7 @@ def generate(
     seed: int | None = None,
     streamer: Any | None = None,
     sampler: Mapping[str, Any] | None = None,
+    generation_rules: Literal["model", "off"] = "model",
 ) -> GenerateOutput:
     """Decode `input_ids` with the model drafting for itself; the output is that of plain decoding.
 
@@ -68,6 +69,10 @@ def generate(
     `(row, new_tokens)` for every accepted block, or is a transformers streamer (one row only). Models of another
     kind than causal (`ssd_infer.kinds`) are decoded by their own engine under the same arguments; `sampler` overrides
     how a diffusion model reveals tokens (`ssd_infer.diffusion.settings.SamplerSettings`).
+
+    Rules in the generation config that change what is emitted (repetition_penalty, min_new_tokens, …:
+    `ssd_infer.engine.generation_rules`) are not followed yet: a call under one is refused, and
+    `generation_rules="off"` decodes without them.
 
     Raises ConfigError with everything that is wrong with the arguments, and UnsupportedModelError for architectures
     the engine cannot split by layers.
@@ -88,7 +93,8 @@ def generate(
     module = module_of(model, problems)
     kind = kind_of(getattr(module, "config", None))
     if kind != "causal":  # whose own `generate` ends the streamer
-        more = {} if sampler is None else {"sampler": sampler}
+        more: dict[str, Any] = {} if sampler is None else {"sampler": sampler}
+        more |= {} if generation_rules == "model" else {"generation_rules": generation_rules}
         other: GenerateOutput = generator(kind)(
             model, input_ids, attention_mask, streamer=streamer, **arguments, **more
         )
@@ -97,9 +103,8 @@ def generate(
         if sampler is not None:
             rule = "belongs to diffusion models; this one decodes autoregressively"
             problems.append(Problem("sampler", rule, shown(sampler), "leave it out"))
-        request = read_request(
-            module, problems, input_ids=input_ids, attention_mask=attention_mask, **arguments
-        )
+        arguments |= {"input_ids": input_ids, "attention_mask": attention_mask}
+        request = read_request(module, problems, generation_rules=generation_rules, **arguments)
         strategy = strategy_of(request, problems)
         problems += stream.problems(len(request.prompts))
         if problems or module is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +48,7 @@ def generate(
     seed: int | None = None,
     streamer: Any | None = None,
     sampler: Mapping[str, Any] | SamplerSettings | None = None,
+    generation_rules: Literal["model", "off"] = "model",
 ) -> GenerateOutput:
     """Decode with a masked-diffusion model, stepwise (`draft=None`) or `fewer_steps`; the output is the same.
 
@@ -75,6 +76,7 @@ def generate(
             seed=seed,
             draft=draft,
             draft_params=draft_params,
+            generation_rules=generation_rules,
         )
         problems += _misplaced(request) + stream.problems(len(request.prompts))
         settings = _settings(module, sampler, problems)

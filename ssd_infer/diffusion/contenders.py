@@ -36,6 +36,7 @@ def decoding(
             max_new_tokens=-(-max_new_tokens // width) * width,
             seed=seed,
             sampler=sampler,
+            generation_rules="off",
             **sampling.arguments(),
         )
         return out.sequences, out.stats

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ssd_infer.drafts.base import Drafter
+from ssd_infer.engine.generation_rules import read_prepared_rules
 from ssd_infer.engine.loop import decode
 from ssd_infer.engine.request import read_draft, read_seed, unpad
 from ssd_infer.engine.sampling import Sampler, SamplingParams
@@ -88,6 +89,7 @@ def self_speculate(
     problems: list[Problem] = []
     seed, settings = read_seed(seed, problems), read_draft(strategy.name, draft_params, problems)[1]
     problems += stream.problems(int(input_ids.shape[0]), "token_streamer")
+    read_prepared_rules(generation_config, problems)
     if problems:
         raise ConfigError(problems)
     sampling = _sampling(logits_processor or [], bool(generation_config.do_sample))

@@ -26,6 +26,7 @@ _MODULES = (
     "ssd_infer.engine.clock",
     "ssd_infer.engine.stopping",
     "ssd_infer.engine.streaming",
+    "ssd_infer.engine.generation_rules",
     "ssd_infer.engine.request",
     "ssd_infer.drafts.base",
     "ssd_infer.drafts.stepwise",

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ssd_infer.engine.generation_rules import read_rules
 from ssd_infer.engine.sampling import SamplingParams
 from ssd_infer.engine.stopping import StopRule
 from ssd_infer.engine.values import shown, whole
@@ -47,6 +48,7 @@ def read_request(
     seed: Any,
     draft: Any,
     draft_params: Any,
+    generation_rules: Any = "model",
 ) -> Request:
     """Return the request these arguments make; everything that is wrong with them is added to `problems`.
 
@@ -58,6 +60,7 @@ def read_request(
         remedy = "it counts new tokens, the prompt's not included"
         problems.append(Problem("max_new_tokens", "must be an integer >= 1", shown(max_new_tokens), remedy))
     sampling = SamplingParams.read(do_sample, temperature, top_k, top_p, problems)
+    read_rules(model, generation_rules, sampling.do_sample, problems)
     return Request(
         prompts,
         length or 1,

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from torch import nn
 
 from ssd_infer.checks import Checks
+from ssd_infer.engine.generation_rules import read_rules
 from ssd_infer.engine.model_view import evaluating
 from ssd_infer.engine.stats import Stats
 from ssd_infer.engine.streaming import streaming
@@ -80,6 +81,8 @@ def transcribe(
     problem = _model_problem(model)
     if problem is not None:
         checks.problems.append(problem)
+    module = model.model if isinstance(model, Loaded) else model
+    read_rules(module, "model", do_sample=False, problems=checks.problems)
     draft, draft_params = _draft(draft, draft_params, checks)
     size = _size(batch_size, checks)
     seconds = _seconds(segment_seconds, checks)
@@ -88,7 +91,6 @@ def transcribe(
     checks.finish()
     loaded = _loaded(model)
     name = None if draft is None else canonical(draft)
-    module: Any = loaded.model
     params = _params(loaded, name, draft_params)
     rate = int(loaded.processor.sampling_rate)
     recordings = [
