@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from ssd_infer import drafts
-from ssd_infer.drafts.base import DraftParams, Resolved
-from ssd_infer.engine.bridge import emitter
+from ssd_infer.drafts.base import Drafter, DraftParams, Resolved
 from ssd_infer.engine.loop import decode
 from ssd_infer.engine.model_view import evaluating
 from ssd_infer.engine.positions import beyond_positions
-from ssd_infer.engine.sampling import Sampler, SamplingParams
+from ssd_infer.engine.request import Request, check_vocabulary, read_request
+from ssd_infer.engine.sampling import Sampler
 from ssd_infer.engine.stats import Stats
-from ssd_infer.engine.stopping import StopRule
+from ssd_infer.engine.streaming import Stream, streaming
 from ssd_infer.engine.target import Target
+from ssd_infer.engine.values import shown
 from ssd_infer.errors import ConfigError, Problem
-from ssd_infer.inputs import Prompts, call_problems, check_vocabulary, eos_of, prompt_rows
+from ssd_infer.inputs import Prompts, module_of, strategy_of
 from ssd_infer.kinds import generator, kind_of
 from ssd_infer.loading import Loaded, load
 from ssd_infer.sparse.plain import grouped_layers
@@ -45,79 +45,100 @@ class GenerateOutput:
 def generate(
     model: nn.Module | Loaded,
     input_ids: Prompts,
-    attention_mask: Tensor | None = None,
+    attention_mask: Tensor | Sequence[Any] | None = None,
     *,
     draft: str | None = None,
     draft_params: Mapping[str, Any] | None = None,
     max_new_tokens: int,
-    do_sample: bool = False,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
+    do_sample: bool | None = False,
+    temperature: float | None = 1.0,
+    top_k: int | None = 0,
+    top_p: float | None = 1.0,
     eos_token_id: int | Sequence[int] | Tensor | None = None,
     stop_sequences: Sequence[Sequence[int]] | None = None,
     seed: int | None = None,
     streamer: Any | None = None,
     sampler: Mapping[str, Any] | None = None,
+    generation_rules: Literal["model", "off"] = "model",
 ) -> GenerateOutput:
     """Decode `input_ids` with the model drafting for itself; the output is that of plain decoding.
 
     `input_ids`: a left-padded `(B, T)` tensor with its `attention_mask`, or a list of rows of different lengths.
-    `draft=None` is plain decoding. `eos_token_id=None` takes the model's own. `streamer` is called with
+    `draft=None` is plain decoding. How tokens are chosen is what these arguments say: sampling settings saved in the
+    model's generation config are not looked at, and None turns `temperature`, `top_k` or `top_p` off.
+    `eos_token_id=None` takes the model's own, all of them; `[]` is none. `streamer` is called with
     `(row, new_tokens)` for every accepted block, or is a transformers streamer (one row only). Models of another
     kind than causal (`ssd_infer.kinds`) are decoded by their own engine under the same arguments; `sampler` overrides
     how a diffusion model reveals tokens (`ssd_infer.diffusion.settings.SamplerSettings`).
 
-    Raises ConfigError for bad arguments and UnsupportedModelError for architectures the engine cannot split by layers.
+    Rules in the generation config that change what is emitted (repetition_penalty, min_new_tokens, …:
+    `ssd_infer.engine.generation_rules`) are not followed yet: a call under one is refused, and
+    `generation_rules="off"` decodes without them.
+
+    Raises ConfigError with everything that is wrong with the arguments, and UnsupportedModelError for architectures
+    the engine cannot split by layers.
     """
-    module = model.model if isinstance(model, Loaded) else model
+    arguments: dict[str, Any] = {
+        "draft": draft,
+        "draft_params": draft_params,
+        "max_new_tokens": max_new_tokens,
+        "do_sample": do_sample,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "eos_token_id": eos_token_id,
+        "stop_sequences": stop_sequences,
+        "seed": seed,
+    }
+    problems: list[Problem] = []
+    module = module_of(model, problems)
     kind = kind_of(getattr(module, "config", None))
-    if kind != "causal":
+    if kind != "causal":  # whose own `generate` ends the streamer
+        more: dict[str, Any] = {} if sampler is None else {"sampler": sampler}
+        more |= {} if generation_rules == "model" else {"generation_rules": generation_rules}
         other: GenerateOutput = generator(kind)(
-            model,
-            input_ids,
-            attention_mask,
-            draft=draft,
-            draft_params=draft_params,
-            max_new_tokens=max_new_tokens,
-            do_sample=do_sample,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            eos_token_id=eos_token_id,
-            stop_sequences=stop_sequences,
-            seed=seed,
-            streamer=streamer,
-            **({} if sampler is None else {"sampler": sampler}),
+            model, input_ids, attention_mask, streamer=streamer, **arguments, **more
         )
         return other
-    if sampler is not None:
-        rule = "belongs to diffusion models; this one decodes autoregressively"
-        raise ConfigError([Problem("sampler", rule, dict(sampler), "leave it out")])
-    prompts = prompt_rows(input_ids, attention_mask)
-    sampling = SamplingParams(do_sample, temperature, top_k, top_p)
-    problems = call_problems(prompts, max_new_tokens, draft, draft_params, sampling)
-    if problems:
-        raise ConfigError(problems)
+    with streaming(streamer) as stream:
+        if sampler is not None:
+            rule = "belongs to diffusion models; this one decodes autoregressively"
+            problems.append(Problem("sampler", rule, shown(sampler), "leave it out"))
+        arguments |= {"input_ids": input_ids, "attention_mask": attention_mask}
+        request = read_request(module, problems, generation_rules=generation_rules, **arguments)
+        strategy = strategy_of(request, problems)
+        problems += stream.problems(len(request.prompts))
+        if problems or module is None:
+            raise ConfigError(problems)
+        return _decode(module, request, strategy, stream)
+
+
+def _decode(
+    module: nn.Module, request: Request, strategy: type[Drafter] | None, stream: Stream
+) -> GenerateOutput:
+    """Decode a checked request with a causal model."""
     target = Target.of(module)
-    check_vocabulary(prompts, target.vocab_size)
-    strategy = None if draft is None else drafts.get(draft)
-    stop = StopRule.of(eos_of(module, eos_token_id), stop_sequences)
+    check_vocabulary(request.prompts, target.vocab_size)
     with evaluating(module):
-        resolved = (
-            Resolved(None) if strategy is None else strategy.settle(target, draft_params, prompts, do_sample)
-        )
+        resolved = Resolved(None)
+        if strategy is not None:
+            wanted = request.draft_params, request.prompts, request.sampling.do_sample
+            resolved = strategy.settle(target, *wanted)
         if resolved.params is None:
             strategy = None
-        chooser = Sampler(sampling, target.device, seed)
-        emit = emitter(streamer, prompts)
         sequences, stats = decode(
-            target, prompts, strategy, resolved.params, max_new_tokens, chooser, stop, emit, grouped_layers
+            target,
+            request.prompts,
+            strategy,
+            resolved.params,
+            request.max_new_tokens,
+            Sampler(request.sampling, target.device, request.seed),
+            request.stop,
+            stream.emitter(request.prompts),
+            grouped_layers,
         )
-    if streamer is not None and hasattr(streamer, "end"):
-        streamer.end()
     settled = {} if resolved.params is None else _as_dict(resolved.params)
-    longest = max(map(len, prompts)) + max_new_tokens
+    longest = max(map(len, request.prompts)) + request.max_new_tokens
     notes = filter(None, (resolved.note, beyond_positions(module, longest)))
     return GenerateOutput(
         sequences, stats, None if strategy is None else strategy.name, settled, "; ".join(notes)

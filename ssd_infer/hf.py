@@ -16,7 +16,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from ssd_infer import drafts
-from ssd_infer.engine.bridge import self_speculate
+from ssd_infer.engine.bridge import following, self_speculate
+from ssd_infer.engine.request import read_draft
+from ssd_infer.errors import ConfigError, Problem
 
 
 def hf_generate(
@@ -33,24 +35,29 @@ def hf_generate(
 ) -> Any:
     """Decode for `model.generate(custom_generate=hf_generate)`; returns what `generate` returns, `(B, T + new)` ids.
 
-    transformers keeps its `streamer` to itself when it calls a function, so pass one as `token_streamer`.
-    Temperature, top-k, top-p, EOS and lengths are those `generate` prepared. Raises ConfigError for options that
-    change scores in other ways (beams, penalties, constraints), since drafts would not go through them.
+    Temperature, top-k, top-p, EOS and lengths are those `generate` prepared. `streamer` follows the decoding block by
+    block; `token_streamer` is its other name. Raises ConfigError for options that change scores in other ways (beams,
+    penalties, constraints), since drafts would not go through them.
     """
-    strategy = drafts.get(draft)
-    mask = model_kwargs.get("attention_mask")
-    return self_speculate(
-        model,
-        input_ids,
-        mask,
-        logits_processor,
-        stopping_criteria,
-        generation_config,
-        strategy,
-        draft_params,
-        seed,
-        token_streamer,
-    )
+    with following(token_streamer) as stream:
+        problems: list[Problem] = []
+        name, _ = read_draft(draft, None, problems)
+        if problems or name is None:
+            raise ConfigError(problems or [Problem("draft", "must name a draft", None, "try 'early_exit'")])
+        strategy = drafts.get(name)
+        mask = model_kwargs.get("attention_mask")
+        return self_speculate(
+            model,
+            input_ids,
+            mask,
+            logits_processor,
+            stopping_criteria,
+            generation_config,
+            strategy,
+            draft_params,
+            seed,
+            stream,
+        )
 
 
 def write_custom_generate(checkpoint: str | Path, draft_params: Mapping[str, Any] | None = None) -> Path:

@@ -28,7 +28,7 @@ class KindSpec:
     classes: str | None
     """Module that registers this toolkit's own model classes; None where transformers has them."""
     decoding: str
-    """Module with `generate`, of the signature of `ssd_infer.generate`."""
+    """Module with `generate`, of the signature of `ssd_infer.generate`; it ends the streamer it is given."""
     evaluation: str
     """Module with `evaluate(settings, say)`, which writes the report and returns it."""
 

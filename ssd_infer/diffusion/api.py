@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from numbers import Integral
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,35 +20,35 @@ from ssd_infer.diffusion.reader import Reader
 from ssd_infer.diffusion.settings import SamplerSettings
 from ssd_infer.diffusion.state import Canvas
 from ssd_infer.diffusion.step import Stepper
-from ssd_infer.diffusion.strategy import Draft, resolve
-from ssd_infer.engine.bridge import emitter
+from ssd_infer.diffusion.strategy import Draft, check_draft, resolve
 from ssd_infer.engine.clock import Clock
 from ssd_infer.engine.model_view import evaluating
-from ssd_infer.engine.sampling import SamplingParams
+from ssd_infer.engine.request import Request, check_vocabulary, read_request
 from ssd_infer.engine.stats import Stats
-from ssd_infer.engine.stopping import StopRule
+from ssd_infer.engine.streaming import Stream, streaming
 from ssd_infer.errors import ConfigError, Problem
-from ssd_infer.inputs import call_problems, check_vocabulary, eos_of, prompt_rows
+from ssd_infer.inputs import module_of
 from ssd_infer.loading import Loaded
 
 
 def generate(
     model: nn.Module | Loaded,
     input_ids: Any,
-    attention_mask: Tensor | None = None,
+    attention_mask: Tensor | Sequence[Any] | None = None,
     *,
     draft: str | None = None,
     draft_params: Mapping[str, Any] | None = None,
     max_new_tokens: int,
-    do_sample: bool = False,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
+    do_sample: bool | None = False,
+    temperature: float | None = 1.0,
+    top_k: int | None = 0,
+    top_p: float | None = 1.0,
     eos_token_id: int | Sequence[int] | Tensor | None = None,
     stop_sequences: Sequence[Sequence[int]] | None = None,
     seed: int | None = None,
     streamer: Any | None = None,
     sampler: Mapping[str, Any] | SamplerSettings | None = None,
+    generation_rules: Literal["model", "off"] = "model",
 ) -> GenerateOutput:
     """Decode with a masked-diffusion model, stepwise (`draft=None`) or `fewer_steps`; the output is the same.
 
@@ -59,24 +58,57 @@ def generate(
 
     Raises ConfigError for bad arguments and models of another kind, UnsupportedModelError for unknown backbones.
     """
-    module = model.model if isinstance(model, Loaded) else model
+    with streaming(streamer) as stream:
+        problems: list[Problem] = []
+        module = module_of(model, problems)
+        request = read_request(
+            module,
+            problems,
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            max_new_tokens=max_new_tokens,
+            do_sample=do_sample,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            eos_token_id=eos_token_id,
+            stop_sequences=stop_sequences,
+            seed=seed,
+            draft=draft,
+            draft_params=draft_params,
+            generation_rules=generation_rules,
+        )
+        problems += _misplaced(request) + stream.problems(len(request.prompts))
+        settings = _settings(module, sampler, problems)
+        if problems or module is None:
+            raise ConfigError(problems)
+        return _decode(module, request, settings, stream)
+
+
+def _decode(module: nn.Module, request: Request, settings: SamplerSettings, stream: Stream) -> GenerateOutput:
+    """Decode a checked request."""
     denoiser = Denoiser.of(module)
-    prompts = prompt_rows(input_ids, attention_mask)
-    settings = SamplerSettings.of(module.config, sampler)
-    sampling = SamplingParams(do_sample, temperature, top_k, top_p)
-    _check(prompts, max_new_tokens, draft, draft_params, sampling, stop_sequences, seed)
-    check_vocabulary(prompts, denoiser.vocab_size)
-    stop = StopRule.of(eos_of(module, eos_token_id), None)
-    chosen = int(torch.randint(2**62, ()).item()) if seed is None else int(seed)
-    canvases = lay_out(denoiser, settings, prompts, max_new_tokens, stop.eos, chosen)
+    check_vocabulary(request.prompts, denoiser.vocab_size)
+    seed = int(torch.randint(2**62, ()).item()) if request.seed is None else request.seed
+    prompts, length = request.prompts, request.max_new_tokens
+    canvases = lay_out(denoiser, settings, prompts, length, request.stop.eos, seed)
     with evaluating(module):
-        reader = Reader(denoiser, settings, sampling)
-        settled = resolve(module, draft, draft_params, settings, sampling, prompts, max_new_tokens)
+        reader = Reader(denoiser, settings, request.sampling)
+        settled = resolve(
+            module, request.draft, request.draft_params, settings, request.sampling, prompts, length
+        )
         run = start(denoiser, settings, canvases, reader, settled.drafter)
-        sequences = decode(run, emitter(streamer, prompts))
-    if streamer is not None and hasattr(streamer, "end"):
-        streamer.end()
+        sequences = decode(run, stream.emitter(prompts))
     return _output(run, settings, settled, sequences)
+
+
+def _settings(module: nn.Module | None, given: Any, problems: list[Problem]) -> SamplerSettings:
+    """Return the sampler's settings; what is wrong with those given is added to `problems`."""
+    try:
+        return SamplerSettings.of(getattr(module, "config", None), given)
+    except ConfigError as error:
+        problems += error.problems
+        return SamplerSettings()
 
 
 def start(
@@ -198,23 +230,19 @@ def _divisor(length: int, near: int) -> int:
     return next(width for width in range(min(near, length), 0, -1) if length % width == 0)
 
 
-def _check(
-    prompts: list[list[int]],
-    max_new_tokens: Any,
-    draft: str | None,
-    params: Mapping[str, Any] | None,
-    sampling: SamplingParams,
-    stop_sequences: Sequence[Sequence[int]] | None,
-    seed: Any,
-) -> None:
-    problems = call_problems(prompts, max_new_tokens, draft, params, sampling)
-    if stop_sequences:
+def _misplaced(request: Request) -> list[Problem]:
+    """Return what a request asks for that diffusion decoding has not."""
+    problems = []
+    if request.stop.sequences:
         rule = "are not supported by diffusion decoding, which reveals tokens out of order"
-        problems.append(Problem("stop_sequences", rule, len(stop_sequences), "cut the output afterwards"))
-    if seed is not None and not isinstance(seed, Integral):
-        problems.append(Problem("seed", "must be an integer, or None for a new one", seed))
-    if problems:
-        raise ConfigError(problems)
+        remedy = "cut the output afterwards"
+        problems.append(Problem("stop_sequences", rule, len(request.stop.sequences), remedy))
+    try:
+        if request.draft is not None:
+            check_draft(request.draft, request.draft_params)
+    except ConfigError as error:
+        problems += error.problems
+    return problems
 
 
 def _output(

@@ -44,6 +44,7 @@ def decoding(
             seed=seed,
             sampler=sampler,
             eos_token_id=eos,
+            generation_rules="off",
             **sampling.arguments(),
         )
         return out.sequences, out.stats

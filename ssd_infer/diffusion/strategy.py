@@ -51,10 +51,7 @@ def resolve(
     """
     if draft is None:
         return Draft()
-    if draft != NAME:
-        rule = f"does not apply to a diffusion model, which drafts with {NAME}"
-        raise ConfigError([Problem("draft", rule, draft, f"use draft={NAME!r}")])
-    found = check(params)
+    found = check_draft(draft, params)
     name, gamma = found.pop("drafter", "auto"), found.pop("gamma", "auto")
     if name == "freedave" and gamma == "auto":
         gamma = found.setdefault("draft_steps", FreeDave.DRAFT_STEPS) - 1
@@ -66,6 +63,14 @@ def resolve(
 
     call = Call(settings, sampling, max_new_tokens, batch or len(prompts))
     return settle(model, name, gamma, found, call, prompts)
+
+
+def check_draft(draft: str, params: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return what `check` returns, of a draft for diffusion models; ConfigError for any other."""
+    if draft != NAME:
+        rule = f"does not apply to a diffusion model, which drafts with {NAME}"
+        raise ConfigError([Problem("draft", rule, draft, f"use draft={NAME!r}")])
+    return check(params)
 
 
 def made(

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ssd_infer.drafts.base import Drafter
+from ssd_infer.engine.generation_rules import read_prepared_rules
 from ssd_infer.engine.loop import decode
+from ssd_infer.engine.request import read_draft, read_seed, unpad
 from ssd_infer.engine.sampling import Sampler, SamplingParams
 from ssd_infer.engine.stopping import StopRule
+from ssd_infer.engine.streaming import Stream, streaming
 from ssd_infer.engine.target import Target
+from ssd_infer.engine.values import shown
 from ssd_infer.errors import ConfigError, Problem
 
 _WARPERS = {
@@ -21,6 +28,49 @@ _WARPERS = {
     "TopPLogitsWarper": "top_p",
 }
 _CRITERIA = {"MaxLengthCriteria", "EosTokenCriteria"}
+
+
+@dataclass(frozen=True, slots=True)
+class Withheld:
+    """What transformers' `generate` was given and keeps to itself when it calls a function of ours."""
+
+    streamer: Any = None
+    assistant_model: Any = None
+
+
+def withheld() -> Withheld:
+    """Return what the `generate` that is calling us withholds: a streamer nobody ends is waited for without end.
+
+    It has no way to hand them over, so they are read where they lie, in its frame.
+    """
+    from transformers import GenerationMixin
+
+    code = inspect.unwrap(GenerationMixin.generate).__code__
+    frame, far = inspect.currentframe(), 0
+    while frame is not None and far < 8:
+        if frame.f_code is code:
+            found = frame.f_locals
+            return Withheld(found.get("streamer"), found.get("assistant_model"))
+        frame, far = frame.f_back, far + 1
+    return Withheld()
+
+
+@contextmanager
+def following(token_streamer: Any) -> Iterator[Stream]:
+    """Hold the streamer of a call from `generate`, by either of its names, and end it when the call ends."""
+    theirs = withheld().streamer
+    if theirs is None:
+        with streaming(token_streamer) as stream:
+            yield stream
+        return
+    with streaming(theirs) as stream:
+        stream.primed = True  # generate has put the prompt already
+        if token_streamer is not None:
+            with streaming(token_streamer):
+                rule = "must be given once"
+                remedy = "leave it out: streamer follows the decoding"
+                raise ConfigError([Problem("token_streamer", rule, shown(token_streamer), remedy)])
+        yield stream
 
 
 def self_speculate(
@@ -32,51 +82,33 @@ def self_speculate(
     generation_config: Any,
     strategy: type[Drafter],
     draft_params: Mapping[str, Any] | None,
-    seed: int | None = None,
-    streamer: Any = None,
+    seed: int | None,
+    stream: Stream,
 ) -> Any:
     """Return `(B, T + new)` ids as `generate` does, rows that ended early padded on the right."""
+    problems: list[Problem] = []
+    seed, settings = read_seed(seed, problems), read_draft(strategy.name, draft_params, problems)[1]
+    problems += stream.problems(int(input_ids.shape[0]), "token_streamer")
+    read_prepared_rules(generation_config, problems)
+    if problems:
+        raise ConfigError(problems)
     sampling = _sampling(logits_processor or [], bool(generation_config.do_sample))
     _refuse(stopping_criteria or [], generation_config)
     target = Target.of(model)
     prompts = unpad(input_ids, attention_mask)
-    resolved = strategy.settle(target, draft_params, prompts, sampling.do_sample)
+    resolved = strategy.settle(target, settings, prompts, sampling.do_sample)
     limit = int(generation_config.max_length) - int(input_ids.shape[1])
     eos = getattr(generation_config, "eos_token_id", None)
     stop = StopRule.of(eos, None)
     sampler = Sampler(sampling, target.device, seed)
-    emit = emitter(streamer, prompts)
+    emit = stream.emitter(prompts)
     outputs, _ = decode(target, prompts, strategy, resolved.params, limit, sampler, stop, emit)
-    if streamer is not None and hasattr(streamer, "end"):
-        streamer.end()
     sequences = _padded(input_ids, outputs, _pad_token(generation_config))
     if getattr(generation_config, "return_dict_in_generate", False):
         from transformers.generation.utils import GenerateDecoderOnlyOutput
 
         return GenerateDecoderOnlyOutput(sequences=sequences)  # type: ignore[arg-type]
     return sequences
-
-
-def emitter(streamer: Any, prompts: list[list[int]]) -> Callable[[int, list[int]], None] | None:
-    """Adapt a function `(row, tokens)` or a transformers streamer, which is first given the prompt, to the loop."""
-    if streamer is None:
-        return None
-    if not hasattr(streamer, "put"):
-        callback: Callable[[int, list[int]], None] = streamer
-        return callback
-    if len(prompts) != 1:
-        rule = "a transformers streamer takes one row"
-        raise ConfigError([Problem("streamer", rule, len(prompts), "pass a function (row, tokens)")])
-    streamer.put(torch.tensor(prompts))
-    return lambda _row, tokens: streamer.put(torch.tensor(tokens))
-
-
-def unpad(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int]]:
-    """Return each row `(B, T)` as a list of ids without the positions its mask leaves out."""
-    if attention_mask is None:
-        return [list(row) for row in input_ids.tolist()]
-    pairs = zip(input_ids.tolist(), attention_mask.tolist(), strict=True)
-    return [[token for token, real in zip(row, mask, strict=True) if real] for row, mask in pairs]
 
 
 def _sampling(processors: Iterable[Any], do_sample: bool) -> SamplingParams:

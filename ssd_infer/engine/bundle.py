@@ -13,6 +13,7 @@ from typing import Any
 
 _MODULES = (
     "ssd_infer.errors",
+    "ssd_infer.engine.values",
     "ssd_infer.engine.window",
     "ssd_infer.engine.cache",
     "ssd_infer.engine.products",
@@ -26,6 +27,9 @@ _MODULES = (
     "ssd_infer.engine.stats",
     "ssd_infer.engine.clock",
     "ssd_infer.engine.stopping",
+    "ssd_infer.engine.streaming",
+    "ssd_infer.engine.generation_rules",
+    "ssd_infer.engine.request",
     "ssd_infer.drafts.base",
     "ssd_infer.drafts.stepwise",
     "ssd_infer.drafts.early_exit",
@@ -44,15 +48,14 @@ def _decode(model, input_ids, logits_processor=None, stopping_criteria=None, gen
             draft_params=None, seed=None, token_streamer=None, **model_kwargs):
     """Serve as the callable that transformers' generate hands its prepared arguments to."""
     settings = {{**DRAFT_PARAMS, **(draft_params or {{}})}}
-    return self_speculate(model, input_ids, model_kwargs.get("attention_mask"), logits_processor, stopping_criteria,
-                          generation_config, EarlyExit, settings, seed, token_streamer)
+    with following(token_streamer) as stream:
+        return self_speculate(model, input_ids, model_kwargs.get("attention_mask"), logits_processor,
+                              stopping_criteria, generation_config, EarlyExit, settings, seed, stream)
 
 
 def generate(model, **arguments):
     """Decode with the model's own early exit as draft; takes what `generate` takes, and `draft_params`, `seed`."""
     given = {{name: value for name, value in arguments.items() if value is not None}}
-    if "streamer" in given:
-        given["token_streamer"] = given.pop("streamer")
     return model.generate(custom_generate=_decode, **given)
 '''
 

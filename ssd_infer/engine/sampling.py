@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ssd_infer.engine.values import flag, number, shown, whole
 from ssd_infer.errors import ConfigError, Problem
 
 COLDEST = 1e-4
@@ -22,18 +24,44 @@ class SamplingParams:
     top_k: int = 0
     top_p: float = 1.0
 
+    @classmethod
+    def read(
+        cls, do_sample: Any, temperature: Any, top_k: Any, top_p: Any, problems: list[Problem]
+    ) -> SamplingParams:
+        """Build parameters from what callers pass, None meaning off; what is wrong is added to `problems`."""
+        wanted = False if do_sample is None else flag(do_sample)
+        heat = 1.0 if temperature is None else number(temperature)
+        most = 0 if top_k is None else whole(top_k)
+        mass = 1.0 if top_p is None else number(top_p)
+        if wanted is None:
+            rule, remedy = "must be true or false", "use do_sample=True to sample"
+            problems.append(Problem("do_sample", rule, shown(do_sample), remedy))
+        if heat is None:
+            rule, remedy = "must be a finite number, or None", "None and 1.0 leave the scores as they are"
+            problems.append(Problem("temperature", rule, shown(temperature), remedy))
+        if most is None:
+            rule = "must be an integer, or None"
+            problems.append(Problem("top_k", rule, shown(top_k), "None and 0 turn it off"))
+        if mass is None:
+            rule = "must be a number in (0, 1], or None"
+            problems.append(Problem("top_p", rule, shown(top_p), "None and 1.0 turn it off"))
+        found = cls(
+            bool(wanted),
+            1.0 if heat is None else heat,
+            most or 0,
+            1.0 if mass is None else mass,
+        )
+        problems += found.problems()
+        return found
+
     def problems(self) -> list[Problem]:
         """Return the violated rules."""
         found = []
-        if self.do_sample and not self.temperature >= COLDEST:
-            found.append(
-                Problem(
-                    "temperature",
-                    f"must be at least {COLDEST:g} when sampling",
-                    self.temperature,
-                    "use do_sample=False for greedy",
-                )
-            )
+        lowest = COLDEST if self.do_sample else 0.0
+        if not lowest <= self.temperature < float("inf"):
+            rule = f"must be finite and at least {COLDEST:g} when sampling"
+            remedy = "use do_sample=False for greedy"
+            found.append(Problem("temperature", rule, self.temperature, remedy))
         if self.top_k < 0:
             found.append(Problem("top_k", "must be >= 0", self.top_k, "0 turns it off"))
         if not 0 < self.top_p <= 1:

@@ -12,6 +12,7 @@ from torch import nn
 
 import ssd_infer
 from ssd_infer.engine.devices import check_device
+from ssd_infer.engine.generation_rules import notes_of
 from ssd_infer.engine.positions import beyond_positions
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import CheckpointError
@@ -91,6 +92,7 @@ def open_bench(settings: EvalSettings, say: Say) -> Bench:
         say,
         _shift(settings, loaded.tokenizer, model),
     )
+    bench.notes += notes_of(model, {bool(t) for t in settings.temperatures})
     if any(task.name.startswith("file:") for task in tasks):
         bench.notes.append(
             "parameters were chosen on prompts of the measured file itself, since it has no second text"

@@ -100,7 +100,10 @@ def synchronise(device: torch.device) -> None:
 def ours(
     model: nn.Module, draft: str | None, params: dict[str, Any], sampling: Sampling, eos: Any = None
 ) -> Decode:
-    """Return a decode function of our engine with a draft strategy, or plain for `draft=None`."""
+    """Return a decode function of our engine with a draft strategy, or plain for `draft=None`.
+
+    Rules of the model's generation config are off, as they are for everyone it is compared with.
+    """
     import ssd_infer
 
     def decode(prompts: Prompts, max_new_tokens: int, seed: int) -> tuple[list[list[int]], Stats | None]:
@@ -112,6 +115,7 @@ def ours(
             max_new_tokens=max_new_tokens,
             seed=seed,
             eos_token_id=eos,
+            generation_rules="off",
             **sampling.arguments(),
         )
         return out.sequences, out.stats

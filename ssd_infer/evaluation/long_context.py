@@ -17,6 +17,7 @@ import torch
 from ssd_infer.drafts.base import DraftParams
 from ssd_infer.drafts.sparse_attention import SparseAttention
 from ssd_infer.engine.clock import Clock
+from ssd_infer.engine.generation_rules import switched_off
 from ssd_infer.engine.loop import Decoding
 from ssd_infer.engine.model_view import cache_keyword
 from ssd_infer.engine.session import Row, Session
@@ -158,12 +159,15 @@ def _theirs(filled: Prefilled, new_tokens: int, into: Measured) -> None:
     out = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
-        **{cache_keyword(model.forward): cache},
-        do_sample=False,
-        max_new_tokens=new_tokens,
-        min_new_tokens=new_tokens,
-        eos_token_id=None,
-        pad_token_id=0,
+        **switched_off(model)
+        | {
+            cache_keyword(model.forward): cache,
+            "do_sample": False,
+            "max_new_tokens": new_tokens,
+            "min_new_tokens": new_tokens,
+            "eos_token_id": None,
+            "pad_token_id": 0,
+        },
     )
     into.seconds.append(_now(filled.target.device) - start)
     into.emitted.append(len(filled.rows) * new_tokens)

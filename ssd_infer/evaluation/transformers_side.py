@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ssd_infer.engine.generation_rules import switched_off
 from ssd_infer.engine.stats import Stats
 from ssd_infer.evaluation.contenders import Contender, Decode, Prompts, Sampling
 
@@ -22,7 +23,10 @@ def eos_ids(model: Any) -> list[int]:
 
 
 def hf_decode(model: Any, sampling: Sampling, **extra: Any) -> Decode:
-    """Return a decode function that calls `model.generate` on left-padded prompts."""
+    """Return a decode function that calls `model.generate` on left-padded prompts.
+
+    Rules of the model's generation config are off, as they are for everyone it is compared with.
+    """
     eos = eos_ids(model)
     pad = eos[0] if eos else 0
 
@@ -37,9 +41,7 @@ def hf_decode(model: Any, sampling: Sampling, **extra: Any) -> Decode:
                 max_new_tokens=max_new_tokens,
                 pad_token_id=pad,
                 eos_token_id=eos or None,
-                repetition_penalty=1.0,
-                **sampling.arguments(),
-                **extra,
+                **switched_off(model) | sampling.arguments() | extra,
             )
         finally:
             model.config.num_hidden_layers = before

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,8 +11,11 @@ from typing import Any, NoReturn
 from torch import nn
 
 from ssd_infer.checks import Checks
+from ssd_infer.engine.generation_rules import read_rules
 from ssd_infer.engine.model_view import evaluating
 from ssd_infer.engine.stats import Stats
+from ssd_infer.engine.streaming import streaming
+from ssd_infer.engine.values import number, shown, whole
 from ssd_infer.errors import ConfigError, Problem
 from ssd_infer.kinds import kind_of
 from ssd_infer.loading import Loaded
@@ -75,24 +77,38 @@ def transcribe(
 
     Raises AudioError for audio that cannot be recognised, ConfigError for bad arguments.
     """
+    checks = Checks()
+    problem = _model_problem(model)
+    if problem is not None:
+        checks.problems.append(problem)
+    module = model.model if isinstance(model, Loaded) else model
+    read_rules(module, "model", do_sample=False, problems=checks.problems)
+    draft, draft_params = _draft(draft, draft_params, checks)
+    size = _size(batch_size, checks)
+    seconds = _seconds(segment_seconds, checks)
+    hertz = _hertz(sampling_rate, checks)
+    items = _items(audio, hertz is None, checks)
+    checks.finish()
     loaded = _loaded(model)
-    _check(draft, draft_params, batch_size, segment_seconds)
     name = None if draft is None else canonical(draft)
-    module: Any = loaded.model
-    params = _params(loaded, name, draft_params or {})
+    params = _params(loaded, name, draft_params)
     rate = int(loaded.processor.sampling_rate)
-    recordings = _recordings(audio, sampling_rate, rate)
-    longest = segment_seconds or getattr(module.config, "max_audio_seconds", None) or LONGEST_SECONDS
+    recordings = [
+        read_audio(item, rate) if isinstance(item, str | Path) else from_array(item, hertz, rate, label)
+        for label, item in items
+    ]
+    longest = seconds or getattr(module.config, "max_audio_seconds", None) or LONGEST_SECONDS
     parts = [part for owner, item in enumerate(recordings) for part in segments(item, owner, longest)]
     with evaluating(module):
-        done = _decode(loaded, parts, name, params, batch_size)
+        done = _decode(loaded, parts, name, params, size)
     return _output(loaded, recordings, parts, done, name, params)
 
 
-def generate(*_: Any, **__: Any) -> NoReturn:
+def generate(*_: Any, streamer: Any = None, **__: Any) -> NoReturn:
     """Refuse token prompts: a speech model takes audio."""
     remedy = "use ssd_infer.transcribe(model, audio, sampling_rate)"
-    raise ConfigError([Problem("model", "must take text for generate", "a speech checkpoint", remedy)])
+    with streaming(streamer):
+        raise ConfigError([Problem("model", "must take text for generate", "a speech checkpoint", remedy)])
 
 
 @dataclass(slots=True)
@@ -175,16 +191,21 @@ def _params(loaded: Loaded, name: str | None, given: Mapping[str, Any]) -> CTCDr
     return parse(name, given, config.vocab_size, thresholds_of(loaded.model))
 
 
+def _model_problem(model: Any) -> Problem | None:
+    """Return what keeps `model` from transcribing; None for a speech model."""
+    module = model.model if isinstance(model, Loaded) else model
+    config, rule = getattr(module, "config", None), "must be a speech model for transcribe"
+    if config is None:
+        return Problem("model", rule, type(model).__name__, "pass ssd_infer.load(DIR)")
+    if kind_of(config) != "speech":
+        given = getattr(config, "model_type", type(module).__name__)
+        return Problem("model", rule, given, "text models decode with ssd_infer.generate")
+    return None
+
+
 def _loaded(model: nn.Module | Loaded) -> Loaded:
     """Return model and processor; a bare model finds its processor where it was loaded from."""
-    if not isinstance(model, Loaded) and getattr(model, "config", None) is None:
-        rule, given = "must be a speech model for transcribe", type(model).__name__
-        raise ConfigError([Problem("model", rule, given, "pass ssd_infer.load(DIR)")])
-    loaded = model if isinstance(model, Loaded) else Loaded(model, None, "", kind_of(model.config))
-    if kind_of(loaded.model.config) != "speech":
-        rule = "must be a speech model for transcribe"
-        given = getattr(loaded.model.config, "model_type", type(loaded.model).__name__)
-        raise ConfigError([Problem("model", rule, given, "text models decode with ssd_infer.generate")])
+    loaded = model if isinstance(model, Loaded) else Loaded(model, None, "", "speech")
     if loaded.processor is not None:
         return loaded
     from ssd_infer.models.asr_processor import load_processor
@@ -197,39 +218,68 @@ def _loaded(model: nn.Module | Loaded) -> Loaded:
     return Loaded(loaded.model, None, where, "speech", load_processor(where))
 
 
-def _recordings(audio: Any, sampling_rate: int | None, rate: int) -> list[Audio]:
-    """Read or convert every recording; raises on the first that cannot be recognised."""
-    plural = isinstance(audio, Sequence) and not isinstance(audio, str)
-    numbers = plural and bool(audio) and isinstance(audio[0], int | float)
+def _items(audio: Any, needs_files: bool, checks: Checks) -> list[tuple[str, Any]]:
+    """Return every recording with the name errors give it; arrays need a sampling rate, which files know."""
+    plural = isinstance(audio, Sequence) and not isinstance(audio, str | bytes)
+    numbers = plural and bool(audio) and number(audio[0]) is not None
     items = list(audio) if plural and not numbers else [audio]
-    if not items:
-        raise ConfigError([Problem("audio", "must hold at least one recording", "none")])
-    found = []
-    for index, item in enumerate(items):
-        if isinstance(item, str | Path):
-            found.append(read_audio(item, rate))
-            continue
-        if sampling_rate is None:
-            rule = "must be given for arrays"
-            raise ConfigError([Problem("sampling_rate", rule, None, "the rate, in Hz, of the samples")])
-        found.append(from_array(item, sampling_rate, rate, f"audio[{index}]" if plural else "audio"))
+    checks.require(
+        bool(items), "audio", "must hold at least one recording", "none", "give a path or an array"
+    )
+    named = [(f"audio[{index}]" if plural else "audio", item) for index, item in enumerate(items)]
+    rule = "must be an array or tensor of samples, a path, or a list of those"
+    for name, item in named:
+        checks.require(_is_audio(item), name, rule, shown(item), "try audio='speech.wav'")
+    if needs_files and not all(isinstance(item, str | Path) for item in items):
+        rule = "must be given for arrays"
+        checks.fail("sampling_rate", rule, None, "the rate, in Hz, of the samples")
+    return named
+
+
+def _is_audio(item: Any) -> bool:
+    """Tell whether `item` may hold samples: their values are looked at when they are read."""
+    if isinstance(item, str | Path):
+        return True
+    shaped = hasattr(item, "__array__") and bool(getattr(item, "shape", ()))
+    return shaped or (isinstance(item, Sequence) and not isinstance(item, bytes))
+
+
+def _hertz(sampling_rate: Any, checks: Checks) -> int | None:
+    """Return the sampling rate; its range is told with the recording it belongs to."""
+    found = None if sampling_rate is None else whole(sampling_rate)
+    if sampling_rate is not None and found is None:
+        rule = "must be an integer, in Hz, or None for files"
+        checks.fail("sampling_rate", rule, shown(sampling_rate), "try 16000")
+        return 0
     return found
 
 
-def _check(draft: Any, params: Any, batch_size: Any, segment_seconds: Any) -> None:
-    """Raise ConfigError with every argument that is not of its kind or out of range."""
-    checks = Checks()
+def _draft(draft: Any, params: Any, checks: Checks) -> tuple[str | None, dict[str, Any]]:
+    """Return the name of the draft and its parameters as given."""
     named = params is None or (isinstance(params, Mapping) and all(isinstance(key, str) for key in params))
-    checks.require(named, "draft_params", "must map names of parameters to values", params, "give a dict")
+    remedy = "give a dict"
+    checks.require(named, "draft_params", "must map names of parameters to values", shown(params), remedy)
     if draft is not None:
         check_name(draft, checks)
     elif named and params:
         checks.fail("draft_params", "need a draft", dict(params), "name one with draft=…")
-    whole = isinstance(batch_size, int) and not isinstance(batch_size, bool)
-    checks.require(whole and batch_size >= 1, "batch_size", "must be an integer of at least 1", batch_size)
-    if segment_seconds is not None:
-        number = isinstance(segment_seconds, int | float) and not isinstance(segment_seconds, bool)
-        rule = "must be a number of seconds, at least 0.5, or None"
-        good = number and math.isfinite(segment_seconds) and segment_seconds >= 0.5
-        checks.require(good, "segment_seconds", rule, segment_seconds)
-    checks.finish()
+    return draft, dict(params or {}) if named else {}
+
+
+def _size(batch_size: Any, checks: Checks) -> int:
+    """Return how many parts are decoded together."""
+    found = whole(batch_size)
+    good = found is not None and found >= 1
+    checks.require(good, "batch_size", "must be an integer of at least 1", shown(batch_size), "try 8")
+    return found or 1
+
+
+def _seconds(segment_seconds: Any, checks: Checks) -> float | None:
+    """Return the longest part, in seconds; None follows the model."""
+    if segment_seconds is None:
+        return None
+    found = number(segment_seconds)
+    rule = "must be a number of seconds, at least 0.5, or None"
+    good = found is not None and found >= 0.5
+    checks.require(good, "segment_seconds", rule, shown(segment_seconds), "None follows the model")
+    return found
