@@ -22,7 +22,7 @@ from rich.table import Table
 from torch import nn
 
 import ssd_infer
-from ssd_infer.console import print_error
+from ssd_infer.cli.console import print_error
 from ssd_infer.errors import SSDError
 
 console = Console()
@@ -62,7 +62,7 @@ def show(
 
 def bench_decode(arguments: argparse.Namespace) -> None:
     """Compare plain and early-exit decoding with transformers' own, at the same exit on the same prompts."""
-    from ssd_infer.evaluation.tasks import build_tasks
+    from ssd_infer.corpus import build_tasks
 
     loaded = ssd_infer.load(arguments.checkpoint, dtype="float32", device="cpu")
     tasks = build_tasks(["auto"], loaded.tokenizer, arguments.prompts, prompt_tokens=64, seed=0)
@@ -122,8 +122,9 @@ def bench_train(arguments: argparse.Namespace) -> None:
     """Time optimizer-free training steps: plain, the recipe, and the recipe without layer dropout."""
     from transformers import AutoModelForCausalLM
 
-    from ssd_train import models, recipes
-    from ssd_train.config.load import load_config
+    from ssd_train import recipes
+    from ssd_train.cli.load import load_config
+    from ssd_train.models import build as models
     from ssd_train.recipes.base import StepContext
 
     overrides = arguments.overrides

@@ -28,16 +28,16 @@ from rich.console import Console
 from rich.table import Table
 
 import ssd_infer
-from ssd_infer.drafts.reduced_experts import ReducedExpertsParams
+from ssd_infer.checkpoint.load import Loaded
+from ssd_infer.corpus import build_tasks
 from ssd_infer.engine.target import Target
 from ssd_infer.evaluation.bootstrap import Ratio, Totals, speed_ratio
 from ssd_infer.evaluation.repetition import repetition
-from ssd_infer.evaluation.tasks import build_tasks
-from ssd_infer.experts.files import EXPERTS, read_index
-from ssd_infer.experts.offload import FOLDER, load_offloaded, make_store, resident_of
-from ssd_infer.experts.resident import ResidentSet
-from ssd_infer.experts.settle import make_profile
-from ssd_infer.loading import Loaded
+from ssd_infer.offload.files import EXPERTS, read_index
+from ssd_infer.offload.offload import FOLDER, load_offloaded, make_store, resident_of
+from ssd_infer.offload.resident import ResidentSet
+from ssd_infer.strategies.reduced_experts.expert_calibration import make_profile
+from ssd_infer.strategies.reduced_experts.reduced_experts import ReducedExpertsParams
 
 console = Console(width=140)
 PLAIN = ("lru", "lfu")

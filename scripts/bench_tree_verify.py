@@ -26,20 +26,20 @@ from rich.table import Table
 from torch import Tensor
 
 import ssd_infer
-from ssd_infer.console import print_error
-from ssd_infer.engine.costs import non_decreasing, quiet_seconds, timed
+from ssd_infer.cli.console import print_error
+from ssd_infer.corpus import build_tasks, calibration_prompts
 from ssd_infer.engine.sampling import Sampler, SamplingParams
-from ssd_infer.engine.scratch import ScratchCache
 from ssd_infer.engine.session import Session, open_session
+from ssd_infer.engine.sublayers import SkipSet, skip_view
 from ssd_infer.engine.target import Target
-from ssd_infer.engine.views import SkipSet, skip_view
 from ssd_infer.engine.window import Geometry, Rotary, Window
 from ssd_infer.errors import SSDError
 from ssd_infer.evaluation.progress import quiet_libraries
-from ssd_infer.evaluation.tasks import build_tasks, calibration_prompts
-from ssd_infer.search.dp import search_dp
-from ssd_infer.search.latency import SublayerCosts, measure_sublayers
-from ssd_infer.search.material import Material, write_material
+from ssd_infer.strategies.skip_layers.dp import search_dp
+from ssd_infer.tuning.calibration_text import Material, write_material
+from ssd_infer.tuning.costs import non_decreasing, quiet_seconds, timed
+from ssd_infer.tuning.scratch import ScratchCache
+from ssd_infer.tuning.sublayer_costs import SublayerCosts, measure_sublayers
 
 WIDTHS = (1, 2, 3, 5, 7, 9, 13, 17, 25, 33)
 GAMMAS = range(1, 13)

@@ -19,14 +19,14 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig
 
 from ssd_infer.__main__ import LISTS, settings_of
+from ssd_infer.cli.console import print_error
+from ssd_infer.cli.launch import launch
 from ssd_infer.compare import show
-from ssd_infer.console import print_error
+from ssd_infer.config.evaluation import EvalSettings
 from ssd_infer.errors import SSDError
 from ssd_infer.evaluation import evaluate
 from ssd_infer.evaluation.progress import spinner
 from ssd_infer.evaluation.series import Series, evaluate_run, find_checkpoints
-from ssd_infer.launch import launch
-from ssd_infer.settings import EvalSettings
 
 
 def main() -> int:

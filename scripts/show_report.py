@@ -9,11 +9,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from ssd_infer.console import print_error
+from ssd_infer.checkpoint.steps import step_number
+from ssd_infer.cli.console import print_error
 from ssd_infer.errors import CheckpointError, SSDError
 from ssd_infer.report.terminal import print_report
 from ssd_infer.report.write import read_report
-from ssd_infer.steps import step_number
 
 
 def newest_report(directory: Path) -> Path:

@@ -147,7 +147,7 @@ def _configuration(overrides: Sequence[str]) -> Any:
     from hydra.errors import HydraException
 
     from ssd_infer.errors import SSDError
-    from ssd_train.config.load import load_config
+    from ssd_train.cli.load import load_config
 
     try:
         return load_config(overrides)
@@ -175,7 +175,7 @@ def _arguments() -> argparse.Namespace:
 
 def main() -> int:
     """Run the command line and return the exit code; what the user must change is one screen, not a traceback."""
-    from ssd_infer.console import print_error
+    from ssd_infer.cli.console import print_error
     from ssd_infer.errors import SSDError
 
     try:

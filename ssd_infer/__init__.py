@@ -13,10 +13,10 @@ __version__ = "0.1.0"
 
 _EXPORTS = {
     "generate": "ssd_infer.api",
-    "load": "ssd_infer.loading",
-    "Loaded": "ssd_infer.loading",
+    "load": "ssd_infer.checkpoint.load",
+    "Loaded": "ssd_infer.checkpoint.load",
     "GenerateOutput": "ssd_infer.api",
-    "TranscribeOutput": "ssd_infer.speech.api",
+    "TranscribeOutput": "ssd_infer.strategies.ctc_draft.transcription",
     "hf_generate": "ssd_infer.hf",
     "write_custom_generate": "ssd_infer.hf",
 }
@@ -34,9 +34,9 @@ __all__ = [
 
 if TYPE_CHECKING:
     from ssd_infer.api import GenerateOutput, generate
+    from ssd_infer.checkpoint.load import Loaded, load
     from ssd_infer.hf import hf_generate, write_custom_generate
-    from ssd_infer.loading import Loaded, load
-    from ssd_infer.speech.api import TranscribeOutput, transcribe
+    from ssd_infer.strategies.ctc_draft.transcription import TranscribeOutput, transcribe
 
 
 def __getattr__(name: str) -> Any:

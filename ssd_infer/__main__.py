@@ -20,9 +20,9 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig
 
-from ssd_infer.config import to_settings
-from ssd_infer.launch import launch
-from ssd_infer.settings import EvalSettings, validate
+from ssd_infer.cli.launch import launch
+from ssd_infer.config.compose import to_settings
+from ssd_infer.config.evaluation import EvalSettings, validate
 from ssd_infer.threads import wait_passively
 
 LISTS = ("tasks", "temperatures")

@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from ssd_infer.console import print_error
+from ssd_infer.cli.console import print_error
 from ssd_infer.errors import SSDError
 from ssd_infer.report.comparison import compare
 from ssd_infer.report.comparison_text import render_comparison, terminal_tables

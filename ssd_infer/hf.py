@@ -15,10 +15,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ssd_infer import drafts
 from ssd_infer.engine.bridge import following, self_speculate
 from ssd_infer.engine.request import read_draft
 from ssd_infer.errors import ConfigError, Problem
+from ssd_infer.strategies import registry as drafts
 
 
 def hf_generate(

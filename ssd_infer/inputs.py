@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ssd_infer import drafts
-from ssd_infer.drafts.base import Drafter
+from ssd_infer.checkpoint.load import Loaded
 from ssd_infer.engine.request import Request
 from ssd_infer.engine.values import shown
 from ssd_infer.errors import ConfigError, Problem
-from ssd_infer.loading import Loaded
+from ssd_infer.strategies import registry as drafts
+from ssd_infer.strategies.base import Drafter
 
 Prompts = Tensor | Sequence[Tensor] | Sequence[Sequence[int]]
 

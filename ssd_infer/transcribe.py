@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from ssd_infer.transcribe_settings import TranscribeSettings
+    from ssd_infer.cli.transcription_settings import TranscribeSettings
 
 
 class _CallableModule(ModuleType):
     """This module; `ssd_infer.transcribe(…)` works whether or not somebody imported it as a module before."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Transcribe, as `ssd_infer.speech.api.transcribe` describes."""
-        from ssd_infer.speech.api import transcribe
+        """Transcribe, as `ssd_infer.strategies.ctc_draft.transcription.transcribe` describes."""
+        from ssd_infer.strategies.ctc_draft.transcription import transcribe
 
         return transcribe(*args, **kwargs)
 
@@ -33,8 +33,8 @@ sys.modules[__name__].__class__ = _CallableModule
 
 def settings_of(cfg: DictConfig) -> TranscribeSettings:
     """Return the typed and validated settings that `cfg` describes; raise `ConfigError` with all their problems."""
-    from ssd_infer.config import to_settings
-    from ssd_infer.transcribe_settings import TranscribeSettings, validate
+    from ssd_infer.cli.transcription_settings import TranscribeSettings, validate
+    from ssd_infer.config.compose import to_settings
 
     return to_settings(cfg, TranscribeSettings, validate)
 
@@ -42,13 +42,13 @@ def settings_of(cfg: DictConfig) -> TranscribeSettings:
 def run(cfg: DictConfig) -> int:
     """Transcribe as `cfg` says; return 0 if every file could be used."""
     settings = settings_of(cfg)
-    from ssd_infer.console import print_error
+    from ssd_infer.checkpoint.load import load
+    from ssd_infer.cli.console import print_error
+    from ssd_infer.cli.show import show, show_not_tried
     from ssd_infer.engine.devices import check_device
     from ssd_infer.errors import DataError
-    from ssd_infer.loading import load
-    from ssd_infer.speech.api import transcribe
-    from ssd_infer.speech.audio import find_audio, not_tried
-    from ssd_infer.speech.show import show, show_not_tried
+    from ssd_infer.families.speech.audio import find_audio, not_tried
+    from ssd_infer.strategies.ctc_draft.transcription import transcribe
 
     where = Path(settings.audio).expanduser()
     files = find_audio(where)
@@ -78,8 +78,8 @@ def main() -> None:
     """Run the command line and exit with its code."""
     from hydra.core.config_store import ConfigStore
 
-    from ssd_infer.launch import launch
-    from ssd_infer.transcribe_settings import TranscribeSettings
+    from ssd_infer.cli.launch import launch
+    from ssd_infer.cli.transcription_settings import TranscribeSettings
 
     ConfigStore.instance().store(
         group="schema", name="transcribe", node=TranscribeSettings, package="_global_"

@@ -11,12 +11,12 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
-from ssd_infer.console import print_error
+from ssd_infer.checkpoint.manifest import MANIFEST, damage
+from ssd_infer.checkpoint.steps import step_number
+from ssd_infer.cli.console import print_error
+from ssd_infer.config.evaluation import EvalSettings
 from ssd_infer.errors import CheckpointError, SSDError
-from ssd_infer.follow import Follower
-from ssd_infer.manifest import MANIFEST, damage
-from ssd_infer.settings import EvalSettings
-from ssd_infer.steps import step_number
+from ssd_infer.report.wandb import Follower
 
 Evaluate = Callable[[EvalSettings], dict[str, Any]]
 

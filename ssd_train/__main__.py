@@ -22,12 +22,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from ssd_infer.config import to_settings
-from ssd_infer.launch import USER_ERROR, launch
-from ssd_train.config.recipes import print_recipes
-from ssd_train.config.register import register
+from ssd_infer.cli.launch import USER_ERROR, launch
+from ssd_infer.config.compose import to_settings
+from ssd_train.cli.recipe_list import print_recipes
+from ssd_train.cli.register import register
+from ssd_train.cli.validate import MAX_NAME_BYTES, validate
 from ssd_train.config.schema import Root
-from ssd_train.config.validate import MAX_NAME_BYTES, validate
 
 _LISTS = ("eval.tasks", "recipe.early_exit.exits")
 

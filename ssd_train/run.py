@@ -17,23 +17,25 @@ from filelock import FileLock, Timeout
 from torch import nn
 from transformers import TrainingArguments
 
+from ssd_infer.checkpoint.manifest import read_record
+from ssd_infer.checkpoint.provenance import command_line
 from ssd_infer.errors import DataError, SSDError
-from ssd_infer.evaluation.identity import command_line
-from ssd_infer.manifest import read_record
-from ssd_train import preflight, provenance, recipes, stopping, tracking
-from ssd_train.arguments import check_device, training_arguments
-from ssd_train.checkpoints import CheckpointStore
+from ssd_train import recipes
 from ssd_train.config.schema import Root
 from ssd_train.data.contents import contents
-from ssd_train.engines import elastic
-from ssd_train.engines.launcher import first_for_all, rank, require_shared, whole_weights
-from ssd_train.failures import explained
-from ssd_train.identity import check_same_contents, check_same_run, identity
-from ssd_train.metrics import MetricsFile, replace_text
-from ssd_train.optimizers import custom_optimizer
-from ssd_train.progress import ProgressCallback
-from ssd_train.reports import Reporter
-from ssd_train.trainer import CheckpointExtras, SSDTrainer
+from ssd_train.distributed import elastic
+from ssd_train.distributed.launcher import first_for_all, rank, require_shared, whole_weights
+from ssd_train.runs import preflight, provenance, tracking
+from ssd_train.runs.checkpoints import CheckpointStore
+from ssd_train.runs.identity import check_same_contents, check_same_run, identity
+from ssd_train.runs.metrics import MetricsFile, replace_text
+from ssd_train.runs.reports import Reporter
+from ssd_train.trainer import stopping
+from ssd_train.trainer.arguments import check_device, training_arguments
+from ssd_train.trainer.failures import explained
+from ssd_train.trainer.optimizers import custom_optimizer
+from ssd_train.trainer.progress import ProgressCallback
+from ssd_train.trainer.trainer import CheckpointExtras, SSDTrainer
 
 logger = logging.getLogger(__name__)
 

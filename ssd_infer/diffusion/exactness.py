@@ -8,9 +8,6 @@ from typing import Any
 
 import torch
 
-from ssd_infer.diffusion.contenders import decoding
-from ssd_infer.diffusion.denoiser import Denoiser
-from ssd_infer.diffusion.settings import SamplerSettings
 from ssd_infer.evaluation.batch_exactness import (
     LONGEST_OUTPUT,
     Case,
@@ -23,8 +20,11 @@ from ssd_infer.evaluation.batch_exactness import (
 from ssd_infer.evaluation.bench import Bench
 from ssd_infer.evaluation.budget import Deadline
 from ssd_infer.evaluation.contenders import Contender, Prompts, Sampling
+from ssd_infer.evaluation.diffusion.diffusion_contenders import decoding
 from ssd_infer.evaluation.losslessness import LosslessResult
 from ssd_infer.evaluation.transformers_side import eos_ids
+from ssd_infer.families.diffusion.denoiser import Denoiser
+from ssd_infer.families.diffusion.settings import SamplerSettings
 
 SEED = 12289
 ALONE, TOGETHER = "stepwise decoding of each row alone", "stepwise decoding of the same batch"

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ssd_infer.drafts.base import Drafter
 from ssd_infer.engine.generation_rules import read_prepared_rules
 from ssd_infer.engine.loop import decode
 from ssd_infer.engine.request import read_draft, read_seed, unpad
@@ -21,6 +20,7 @@ from ssd_infer.engine.streaming import Stream, streaming
 from ssd_infer.engine.target import Target
 from ssd_infer.engine.values import shown
 from ssd_infer.errors import ConfigError, Problem
+from ssd_infer.strategies.base import Drafter
 
 _WARPERS = {
     "TemperatureLogitsWarper": "temperature",

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ssd_infer.drafts.base import Drafter, DraftParams
 from ssd_infer.engine.acceptance import accept
 from ssd_infer.engine.clock import Clock
 from ssd_infer.engine.sampling import Sampler
@@ -19,6 +18,7 @@ from ssd_infer.engine.session import Feedback, Proposal, Session, open_session
 from ssd_infer.engine.stats import Stats
 from ssd_infer.engine.stopping import StopRule
 from ssd_infer.engine.target import Target
+from ssd_infer.strategies.base import Drafter, DraftParams
 
 Emit = Callable[[int, list[int]], None]
 

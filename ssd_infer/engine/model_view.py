@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self, TypeVar, cast
 import torch
 from torch import nn
 
-from ssd_infer.engine.products import renew
+from ssd_infer.engine.kernels.products import renew
 from ssd_infer.errors import SSDError, UnsupportedModelError, one_line
 
 

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from ssd_infer.engine.cache import RowCache
 from ssd_infer.engine.examine import examine
+from ssd_infer.engine.kernels.products import product_view
 from ssd_infer.engine.model_view import ModelView, cache_keyword
 from ssd_infer.engine.positions import text_config, varying_rope
-from ssd_infer.engine.products import product_view
 from ssd_infer.engine.window import Geometry, Rotary, Window
 from ssd_infer.errors import UnsupportedModelError
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ssd_infer.drafts.base import Drafter, DraftParams
 from ssd_infer.engine.clock import Clock
 from ssd_infer.engine.loop import Decoding
 from ssd_infer.engine.sampling import Sampler
@@ -15,6 +14,7 @@ from ssd_infer.engine.session import Row, open_session
 from ssd_infer.engine.stats import Stats
 from ssd_infer.engine.stopping import StopRule
 from ssd_infer.engine.target import Target
+from ssd_infer.strategies.base import Drafter, DraftParams
 
 
 class Unending(StopRule):

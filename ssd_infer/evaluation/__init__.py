@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ssd_infer.kinds import evaluator, kind_at
-from ssd_infer.settings import EvalSettings
+from ssd_infer.checkpoint.kinds import evaluator, kind_at
+from ssd_infer.config.evaluation import EvalSettings
 
 __all__ = ["evaluate", "report_folder"]
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ssd_infer import errors
+from ssd_infer.config.evaluation import EvalSettings
 from ssd_infer.errors import SSDError
 from ssd_infer.evaluation import report_folder
-from ssd_infer.settings import EvalSettings
 from ssd_infer.threads import wait_passively
 
 logger = logging.getLogger(__name__)

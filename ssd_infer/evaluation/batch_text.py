@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from ssd_infer import drafts
 from ssd_infer.evaluation.batch_exactness import (
     LONGEST_OUTPUT,
     Case,
@@ -25,6 +24,7 @@ from ssd_infer.evaluation.contenders import Contender, Prompts, Sampling, one_li
 from ssd_infer.evaluation.losslessness import LosslessResult, Regret
 from ssd_infer.evaluation.stream import Output, judge_stream
 from ssd_infer.evaluation.transformers_side import cut_at_eos, eos_ids
+from ssd_infer.strategies import registry as drafts
 
 PLAIN, THEIRS = "ssd_plain", "transformers_generate"
 SEEDS = 3

@@ -11,6 +11,10 @@ import torch
 from torch import nn
 
 import ssd_infer
+from ssd_infer.checkpoint.load import Loaded
+from ssd_infer.config.evaluation import EvalSettings
+from ssd_infer.corpus import Task, build_tasks, calibration_prompts
+from ssd_infer.corpus.shift_text import SHIFT_TASK, shift_streams
 from ssd_infer.engine.devices import check_device
 from ssd_infer.engine.generation_rules import notes_of
 from ssd_infer.engine.positions import beyond_positions
@@ -19,11 +23,7 @@ from ssd_infer.errors import CheckpointError
 from ssd_infer.evaluation.budget import Budget
 from ssd_infer.evaluation.measure import Unit
 from ssd_infer.evaluation.strategies import check_draft, find_target
-from ssd_infer.evaluation.tasks import Task, build_tasks, calibration_prompts
-from ssd_infer.evaluation.tasks.shift_text import SHIFT_TASK, shift_streams
 from ssd_infer.evaluation.vocabulary import check_ids
-from ssd_infer.loading import Loaded
-from ssd_infer.settings import EvalSettings
 
 Say = Callable[[str], None]
 CALIBRATION_PROMPTS, SHIFT_STREAMS = 6, 6
@@ -127,7 +127,7 @@ def _load(settings: EvalSettings) -> Loaded:
     """Load the checkpoint, its experts on disk if only a share of them may be in memory."""
     if not settings.expert_budget:
         return ssd_infer.load(settings.checkpoint, dtype=settings.dtype, device=settings.device)
-    from ssd_infer.experts.offload import evaluation_model
+    from ssd_infer.offload.offload import evaluation_model
 
     device = None if settings.device == "auto" else settings.device
     return evaluation_model(settings.checkpoint, settings.expert_budget, settings.dtype, device)

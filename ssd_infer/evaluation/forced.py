@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 import ssd_infer
-from ssd_infer.engine.calibrate import overlap
-from ssd_infer.engine.costs import Costs, measure_costs, predicted_speedup
-from ssd_infer.engine.rounds import draft_limits, expected_rounds, greedy_rounds
 from ssd_infer.engine.sampling import Sampler, SamplingParams
 from ssd_infer.engine.session import open_session
 from ssd_infer.engine.target import Target
 from ssd_infer.evaluation.budget import Deadline, OutOfTime, stopping
 from ssd_infer.evaluation.contenders import Contender, Prompts, Sampling
+from ssd_infer.strategies.early_exit.exit_calibration import overlap
+from ssd_infer.tuning.costs import Costs, measure_costs, predicted_speedup
+from ssd_infer.tuning.rounds import draft_limits, expected_rounds, greedy_rounds
 
 BATCH, MOST_PROMPTS, RESAMPLES = 16, 256, 2000
 SHARE = 0.15

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ssd_infer.engine.calibrate import ExitProfile, Prediction
 from ssd_infer.evaluation.budget import Deadline, OutOfTime, stopping
 from ssd_infer.evaluation.contenders import Contender, Sampling, ours
 from ssd_infer.evaluation.measure import Unit, measure
 from ssd_infer.evaluation.summary import scoreboard
+from ssd_infer.strategies.early_exit.exit_calibration import ExitProfile, Prediction
 
 GAMMAS = (1, 2, 3, 4, 5, 6, 8, 12)
 MOST_EXITS, MEASURED_CELLS, NEW_TOKENS = 10, 6, 40

@@ -14,10 +14,9 @@ from typing import Any
 
 import torch
 
-from ssd_infer.drafts.base import DraftParams
-from ssd_infer.drafts.sparse_attention import SparseAttention
 from ssd_infer.engine.clock import Clock
 from ssd_infer.engine.generation_rules import switched_off
+from ssd_infer.engine.kernels.plain import grouped_layers
 from ssd_infer.engine.loop import Decoding
 from ssd_infer.engine.model_view import cache_keyword
 from ssd_infer.engine.session import Row, Session
@@ -26,7 +25,8 @@ from ssd_infer.engine.stopping import StopRule
 from ssd_infer.evaluation.contenders import synchronise
 from ssd_infer.evaluation.peak import PeakMemory
 from ssd_infer.evaluation.prefilled import Prefilled
-from ssd_infer.sparse.plain import grouped_layers
+from ssd_infer.strategies.base import DraftParams
+from ssd_infer.strategies.sparse_attention.sparse_attention import SparseAttention
 
 PLAIN, THEIRS = "plain", "transformers"
 

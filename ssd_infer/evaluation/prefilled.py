@@ -16,13 +16,13 @@ from transformers import DynamicCache
 
 from ssd_infer.content import text_digest, weights_digest
 from ssd_infer.engine.cache import RowCache
+from ssd_infer.engine.kernels.plain import grouped_layers
 from ssd_infer.engine.loop import Decoding
 from ssd_infer.engine.sampling import Sampler, SamplingParams
 from ssd_infer.engine.session import Row, Session, open_session
 from ssd_infer.engine.stats import Stats
 from ssd_infer.engine.stopping import StopRule
 from ssd_infer.engine.target import Target
-from ssd_infer.sparse.plain import grouped_layers
 
 ROOM = 64
 """Slots beyond twice the tokens to decode, for drafts."""

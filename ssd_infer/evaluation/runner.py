@@ -6,14 +6,15 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ssd_infer.engine import calibrate
+from ssd_infer.checkpoint.provenance import environment, identity
+from ssd_infer.config.evaluation import EvalSettings
+from ssd_infer.corpus import held_out_ids
 from ssd_infer.engine.target import Target
 from ssd_infer.evaluation import report_folder
 from ssd_infer.evaluation.bench import Bench, Say, open_bench, torch_threads, vocab_size
 from ssd_infer.evaluation.budget import Deadline, OutOfTime, deal, stopping
 from ssd_infer.evaluation.contenders import Sampling, one_line
 from ssd_infer.evaluation.grid import Cell, measured_cells, predicted_cells
-from ssd_infer.evaluation.identity import environment, identity
 from ssd_infer.evaluation.progress import quiet_libraries
 from ssd_infer.evaluation.quality import exit_quality
 from ssd_infer.evaluation.section import Section, judge, rows, run_section
@@ -21,12 +22,11 @@ from ssd_infer.evaluation.shift import shift_study
 from ssd_infer.evaluation.strategies import Absent
 from ssd_infer.evaluation.summary import absent_row
 from ssd_infer.evaluation.sweep import attach, sparse_sweep
-from ssd_infer.evaluation.tasks import held_out_ids
 from ssd_infer.evaluation.verdict import verdict
 from ssd_infer.evaluation.vocabulary import check_ids
 from ssd_infer.report.schema import FAMILIES, SCHEMA_VERSION
 from ssd_infer.report.write import check_writable, write_report, writing
-from ssd_infer.settings import EvalSettings
+from ssd_infer.strategies.early_exit import exit_calibration as calibrate
 
 logger = logging.getLogger(__name__)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ssd_infer.config.evaluation import EvalSettings
 from ssd_infer.engine.target import Target
 from ssd_infer.evaluation.batch_exactness import batch_deadline
 from ssd_infer.evaluation.batch_text import greedy_in_batches, sampled_in_batches
@@ -31,7 +32,6 @@ from ssd_infer.evaluation.summary import (
     strategy_row,
 )
 from ssd_infer.evaluation.transformers_side import eos_ids, hf_baseline, hf_peers
-from ssd_infer.settings import EvalSettings
 
 LONGEST_SEARCH, SEARCH_SHARE = 60.0, 0.05
 """Seconds of one strategy's search, and the share of the time limit it may take."""

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ssd_infer.checkpoint.provenance import weights_sha256
+from ssd_infer.config.evaluation import EvalSettings
 from ssd_infer.errors import CheckpointError, SSDError
-from ssd_infer.evaluation.identity import weights_sha256
 from ssd_infer.report.comparison import compare
 from ssd_infer.report.comparison_html import render_comparison_html
 from ssd_infer.report.comparison_text import render_comparison
 from ssd_infer.report.rows import Report, exit_code
 from ssd_infer.report.write import dump_json, read_report, write_text
-from ssd_infer.settings import EvalSettings
 
 Evaluate = Callable[[EvalSettings], dict[str, Any]]
 

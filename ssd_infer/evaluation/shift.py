@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ssd_infer import drafts
-from ssd_infer.drafts.base import DraftParams
-from ssd_infer.drafts.skip_set import SkipSetParams
+from ssd_infer.corpus.shift_text import KINDS, shift_streams
 from ssd_infer.engine.sampling import Sampler, SamplingParams
 from ssd_infer.engine.stats import Stats
 from ssd_infer.engine.target import Target
@@ -17,10 +15,12 @@ from ssd_infer.evaluation.bench import Bench
 from ssd_infer.evaluation.budget import Deadline
 from ssd_infer.evaluation.contenders import Sampling
 from ssd_infer.evaluation.strategies import row_name
-from ssd_infer.evaluation.tasks.shift_text import KINDS, shift_streams
-from ssd_infer.search.dp import search_dp
-from ssd_infer.search.latency import recall_costs
-from ssd_infer.search.material import write_material
+from ssd_infer.strategies import registry as drafts
+from ssd_infer.strategies.base import DraftParams
+from ssd_infer.strategies.skip_layers.dp import search_dp
+from ssd_infer.strategies.skip_layers.skip_set import SkipSetParams
+from ssd_infer.tuning.calibration_text import write_material
+from ssd_infer.tuning.sublayer_costs import recall_costs
 
 BIN = 16
 """New tokens in a bin of the curve."""

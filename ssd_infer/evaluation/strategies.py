@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import nn
 
-from ssd_infer import drafts
-from ssd_infer.drafts.base import Drafter, Resolved
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import ConfigError, Problem, UnsupportedModelError
 from ssd_infer.evaluation.budget import Budget, Deadline, OutOfTime, stopping
 from ssd_infer.evaluation.contenders import Contender, Sampling, one_line, ours
 from ssd_infer.report.schema import FAMILIES, base_name
+from ssd_infer.strategies import registry as drafts
+from ssd_infer.strategies.base import Drafter, Resolved
 
 NOT_BUILT = "this version of the toolkit has no drafter of this name"
 NEEDS = {

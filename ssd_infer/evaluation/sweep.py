@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ssd_infer.drafts.sparse_attention import SparseAttention
+from ssd_infer.corpus import build_tasks
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import ConfigError, DataError
 from ssd_infer.evaluation.bench import Bench
@@ -16,7 +16,7 @@ from ssd_infer.evaluation.budget import Deadline
 from ssd_infer.evaluation.contenders import one_line
 from ssd_infer.evaluation.long_context import cell_report, measure_cell
 from ssd_infer.evaluation.prefilled import FilledRow, Prefilled, prefill, room_for
-from ssd_infer.evaluation.tasks import build_tasks
+from ssd_infer.strategies.sparse_attention.sparse_attention import SparseAttention
 
 NAME = "sparse_attention"
 RATIOS = (0.025, 0.05, 0.1, 0.2)

@@ -18,7 +18,7 @@ from transformers.models.parakeet.modeling_parakeet import (
     ParakeetEncoderSubsamplingConv2D,
 )
 
-from ssd_infer.engine.products import product
+from ssd_infer.engine.kernels.products import product
 from ssd_infer.models.asr_positions import within
 
 

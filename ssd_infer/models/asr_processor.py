@@ -15,7 +15,7 @@ from transformers import BatchFeature, PreTrainedTokenizerFast, ProcessorMixin
 from transformers.audio_utils import mel_filter_bank
 from transformers.feature_extraction_sequence_utils import SequenceFeatureExtractor
 
-from ssd_infer.engine.products import product
+from ssd_infer.engine.kernels.products import product
 
 Samples = NDArray[np.float32]
 """Mono audio, `(N,)`, within [-1, 1]."""

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from ssd_infer.evaluation.batch_exactness import ROWS, Case, Check, Known, batch_deadline, plan, run_checks
 from ssd_infer.evaluation.losslessness import LosslessResult
-from ssd_infer.speech.contest import Contender
-from ssd_infer.speech.decode import decode
-from ssd_infer.speech.params import CTCDraftParams
-from ssd_infer.speech.recognise import encode
-from ssd_infer.speech.result import Timer
-from ssd_infer.speech.trial import Trial
+from ssd_infer.evaluation.speech.contest import Contender
+from ssd_infer.evaluation.speech.trial import Trial
+from ssd_infer.families.speech.result import Timer
+from ssd_infer.strategies.ctc_draft.ctc_params import CTCDraftParams
+from ssd_infer.strategies.ctc_draft.decode import decode
+from ssd_infer.strategies.ctc_draft.recognise import encode
 
 ALONE, TOGETHER = "plain decoding of each utterance alone", "plain decoding of the same batch"
 SHORT = (1, 2, 5)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ssd_infer.checks import Checks
+from ssd_infer.config.checks import Checks
 from ssd_train.config.schema import AgreementConfig, DiffusionConfig, Root
 
 OBJECTIVES = ("mdlm", "llada", "llada_sft", "bd3lm", "complementary_block")

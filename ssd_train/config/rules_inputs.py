@@ -6,7 +6,7 @@ import glob
 import json
 from pathlib import Path
 
-from ssd_infer.checks import Checks
+from ssd_infer.config.checks import Checks
 from ssd_train.config.rules_speech import check_speech_data, check_speech_model
 from ssd_train.config.schema import (
     DataConfig,

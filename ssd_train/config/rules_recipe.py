@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ssd_infer.checks import Checks, suggest
+from ssd_infer.config.checks import Checks, suggest
 from ssd_train.config.rules_diffusion import check_diffusion
 from ssd_train.config.rules_inputs import layer_count
 from ssd_train.config.rules_speech import check_asr_ctc

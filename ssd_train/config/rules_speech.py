@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ssd_infer.checks import Checks
+from ssd_infer.config.checks import Checks
 from ssd_train.config.schema import Root
 from ssd_train.config.schema_speech import (
     ASRCTCConfig,

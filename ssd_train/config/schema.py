@@ -1,7 +1,7 @@
 """Typed configuration of a training run: what the YAML tree under `conf/` may say, and nothing else.
 
 Hydra composes into these dataclasses; below the entry point only they travel. `slots=True` makes a stray
-attribute an error. Rules that tie fields together are in `ssd_train.config.validate`.
+attribute an error. Rules that tie fields together are in `ssd_train.cli.validate`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class TrainConfig:
 
 @dataclass(slots=True)
 class EvalConfig:
-    """The checkpoint report a run writes for itself; fields as in `ssd_infer.settings.EvalSettings`."""
+    """The checkpoint report a run writes for itself; fields as in `ssd_infer.config.evaluation.EvalSettings`."""
 
     enabled: bool = True
     """Evaluate the final checkpoint."""

@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from ssd_infer.corpus import stdlib as stdlib_corpus
 from ssd_infer.errors import DataError
-from ssd_infer.evaluation.tasks import stdlib_corpus
 from ssd_train.config.schema import DataConfig, HubTextConfig, LocalTextConfig, StdlibTextConfig
 
 

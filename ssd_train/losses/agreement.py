@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ssd_infer.models.asr_positions import positions_of_tokens
-from ssd_infer.speech.ctc import collapse
+from ssd_infer.strategies.ctc_draft.ctc import collapse
 
 
 def agreement_loss_sum(

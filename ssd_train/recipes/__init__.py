@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from ssd_train.config.schema import RecipeConfig
-from ssd_train.recipes.asr_ctc import ASRCTCRecipe
+from ssd_train.recipes.asr_ctc.recipe import ASRCTCRecipe
 from ssd_train.recipes.base import Batch, Ratio, Recipe, StepContext, StepOutput, TrainingData
-from ssd_train.recipes.diffusion import DiffusionRecipe
-from ssd_train.recipes.layerskip import LayerSkipRecipe
-from ssd_train.recipes.moe import MoeRecipe
+from ssd_train.recipes.diffusion.recipe import DiffusionRecipe
+from ssd_train.recipes.layerskip.recipe import LayerSkipRecipe
+from ssd_train.recipes.moe.recipe import MoeRecipe
 from ssd_train.recipes.plain import PlainRecipe
 
 REGISTRY: dict[str, Any] = {

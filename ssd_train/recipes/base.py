@@ -11,8 +11,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ssd_train import data, models
+from ssd_train import data
 from ssd_train.config.schema import Root
+from ssd_train.models import build as models
 
 Ratio = tuple[Tensor, Tensor]
 """(numerator, denominator); divided only after it was summed over micro-batches and ranks."""

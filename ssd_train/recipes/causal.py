@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ssd_train.exits import ExitModel
 from ssd_train.losses.chunked import ExitTerm, LossSums, chunked_exit_loss
 from ssd_train.losses.measure import acceptance_length, measure_exits
+from ssd_train.models.exits import ExitModel
 from ssd_train.recipes.base import Batch, Ratio, Recipe, StepContext, is_whole, label_mask, next_tokens
 
 TAU_GAMMA = 4

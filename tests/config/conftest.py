@@ -14,9 +14,9 @@ import pytest
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 
-from ssd_infer.config import config_directory
-from ssd_infer.settings import EvalSettings
-from ssd_train.config.register import register
+from ssd_infer.config.compose import config_directory
+from ssd_infer.config.evaluation import EvalSettings
+from ssd_train.cli.register import register
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ssd_infer.__main__ import _watch_names_checkpoints, exit_code, settings_of
-from ssd_infer.config import option_names
+from ssd_infer.config.compose import option_names
 from ssd_infer.errors import ConfigError
 
 
@@ -109,8 +109,8 @@ def test_help(evaluate):
 
 
 def test_every_draft_strategy_has_its_configuration_file():
-    from ssd_infer.drafts import registry
-    from ssd_infer.speech.params import NAMES
+    from ssd_infer.strategies.ctc_draft.ctc_params import NAMES
+    from ssd_infer.strategies.registry import registry
 
     speech = [name.replace(":", "+") for name in NAMES]
     diffusion, groups = ["fewer_steps"], ["all", "skip_layer"]

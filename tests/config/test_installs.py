@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ssd_infer.config import config_directory, option_names
+from ssd_infer.config.compose import config_directory, option_names
 from tests.config.conftest import CHECKOUT, run_module
 
 pytestmark = pytest.mark.integration

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from ssd_infer.config import config_directory, option_names
+from ssd_infer.config.compose import config_directory, option_names
 from ssd_infer.errors import ConfigError
 from ssd_train.__main__ import settings_of
 from ssd_train.config import schema

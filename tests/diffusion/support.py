@@ -9,14 +9,14 @@ import torch
 from torch import nn
 from transformers import AutoConfig
 
-from ssd_infer.diffusion import api
-from ssd_infer.diffusion.denoiser import Denoiser
-from ssd_infer.diffusion.drafts import StateDrafter
-from ssd_infer.diffusion.engine import Run, decode
-from ssd_infer.diffusion.reader import Reader
-from ssd_infer.diffusion.settings import SamplerSettings
 from ssd_infer.engine.sampling import SamplingParams
+from ssd_infer.families.diffusion.block_loop import Run, decode
+from ssd_infer.families.diffusion.denoiser import Denoiser
+from ssd_infer.families.diffusion.reader import Reader
+from ssd_infer.families.diffusion.settings import SamplerSettings
 from ssd_infer.models.masked_diffusion import MDMConfig, MDMForMaskedLM
+from ssd_infer.strategies.fewer_steps import generate as api
+from ssd_infer.strategies.fewer_steps.drafts import StateDrafter
 
 VOCABULARY = 23
 MASK = VOCABULARY - 1

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import ssd_infer
-from ssd_infer.diffusion.api import generate
-from ssd_infer.diffusion.settings import SamplerSettings
 from ssd_infer.errors import ConfigError
+from ssd_infer.families.diffusion.settings import SamplerSettings
+from ssd_infer.strategies.fewer_steps.generate import generate
 from tests.conftest import build_model
 from tests.diffusion.support import BIDIRECTIONAL, BLOCK_CAUSAL, MASK, build, prompts
 
@@ -197,7 +197,7 @@ def test_a_model_without_a_mask_token_is_refused() -> None:
 
 
 def test_sampling_on_a_device_without_float64_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ssd_infer.diffusion.denoiser import Denoiser
+    from ssd_infer.families.diffusion.denoiser import Denoiser
 
     model = build(0, dtype=torch.float32)
     Denoiser.of(model)

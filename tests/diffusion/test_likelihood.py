@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ssd_infer.diffusion.likelihood import (
+from ssd_infer.families.diffusion.likelihood import (
     Likelihood,
     bound_of_sequence,
     denoiser_of,

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 import ssd_infer
-from ssd_infer.diffusion import api
-from ssd_infer.diffusion.canvases import FullMemory, _locate, run_canvases
-from ssd_infer.diffusion.drafts import DRAFTERS, StateDrafter
-from ssd_infer.diffusion.drafts.base import Source, Standing
-from ssd_infer.diffusion.drafts.ssd_chain import SSDChain
-from ssd_infer.diffusion.memory import Lists, Pass
-from ssd_infer.diffusion.state import State
 from ssd_infer.evaluation.losslessness import judge_greedy
+from ssd_infer.families.diffusion.canvases import FullMemory, _locate, run_canvases
+from ssd_infer.families.diffusion.draft import Source, Standing
+from ssd_infer.families.diffusion.memory import Lists, Pass
+from ssd_infer.families.diffusion.state import State
+from ssd_infer.strategies.fewer_steps import generate as api
+from ssd_infer.strategies.fewer_steps.drafts import DRAFTERS, StateDrafter
+from ssd_infer.strategies.fewer_steps.ssd_chain import SSDChain
 from tests.diffusion.support import BIDIRECTIONAL, BLOCK_CAUSAL, MASK, begin, build, decoded, prompts
 
 MODELS = 40
@@ -171,7 +171,7 @@ def test_calls_never_exceed_stepwise_by_more_than_one() -> None:
         model, rows = build(seed, block=8), prompts((8,), seed)
         counts = []
         for drafter in (None, SSDChain(7), DRAFTERS["ssd_tree"](5)):
-            from ssd_infer.diffusion.engine import decode
+            from ssd_infer.families.diffusion.block_loop import decode
 
             run = begin(model, rows, 16, {"order": "left_to_right"}, drafter)
             decode(run)

@@ -9,18 +9,18 @@ import pytest
 import torch
 from scipy import stats as scipy_stats
 
-from ssd_infer.diffusion import noise
-from ssd_infer.diffusion.cache import BlockCache
-from ssd_infer.diffusion.canvases import DualMemory, FullMemory
-from ssd_infer.diffusion.costs import CallCosts, predicted_speedup, tau
-from ssd_infer.diffusion.denoiser import Denoiser
-from ssd_infer.diffusion.drafts.spiffy import as_nodes, most_travelled
-from ssd_infer.diffusion.exact import ExactMemory
-from ssd_infer.diffusion.layout import PAD, ROOT, Packing, own_mask
-from ssd_infer.diffusion.reader import log_odds
-from ssd_infer.diffusion.settings import SamplerSettings
-from ssd_infer.diffusion.state import Canvas, State
-from ssd_infer.diffusion.step import Reading, Stepper
+from ssd_infer.families.diffusion import noise
+from ssd_infer.families.diffusion.block_cache import BlockCache
+from ssd_infer.families.diffusion.block_layout import PAD, ROOT, Packing, own_mask
+from ssd_infer.families.diffusion.canvases import DualMemory, FullMemory
+from ssd_infer.families.diffusion.denoiser import Denoiser
+from ssd_infer.families.diffusion.exact import ExactMemory
+from ssd_infer.families.diffusion.reader import log_odds
+from ssd_infer.families.diffusion.settings import SamplerSettings
+from ssd_infer.families.diffusion.state import Canvas, State
+from ssd_infer.families.diffusion.step import Reading, Stepper
+from ssd_infer.strategies.fewer_steps.call_costs import CallCosts, predicted_speedup, tau
+from ssd_infer.strategies.fewer_steps.spiffy import as_nodes, most_travelled
 from tests.diffusion.support import BIDIRECTIONAL, MASK, begin, build, prompts
 
 CPU = torch.device("cpu")

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from ssd_infer.diffusion import api
-from ssd_infer.diffusion.drafts import DRAFTERS
+from ssd_infer.config.evaluation import EvalSettings
 from ssd_infer.evaluation import evaluate
 from ssd_infer.report.call_costs import draw_call_costs
 from ssd_infer.report.rows import exit_code, find_row, noise_rows, plain_rows
 from ssd_infer.report.schema import validate
-from ssd_infer.settings import EvalSettings
+from ssd_infer.strategies.fewer_steps import generate as api
+from ssd_infer.strategies.fewer_steps.drafts import DRAFTERS
 from tests.diffusion.support import build, prompts
 from tests.diffusion.test_losslessness import OneRow
 
@@ -129,10 +129,10 @@ def test_batches_budgets_and_end_marks_are_compared(
     tmp_path: Path, objective: str, sampler: dict[str, Any]
 ) -> None:
     from ssd_infer.diffusion.exactness import exact_in_batches
-    from ssd_infer.diffusion.settings import SamplerSettings
     from ssd_infer.evaluation.bench import open_bench
     from ssd_infer.evaluation.budget import Budget, Deadline
     from ssd_infer.evaluation.contenders import Contender, Sampling
+    from ssd_infer.families.diffusion.settings import SamplerSettings
 
     build(0, objective, 4, dtype=torch.float32, eos=3).save_pretrained(tmp_path / "model")
     (tmp_path / "prompts.jsonl").write_text(

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from ssd_infer.config.evaluation import EvalSettings
 from ssd_infer.errors import CheckpointError, ConfigError, DataError, SSDError
 from ssd_infer.evaluation import alone
 from ssd_infer.evaluation.alone import evaluate_alone, rebuilt, surroundings
 from ssd_infer.evaluation.progress import spinner
-from ssd_infer.settings import EvalSettings
 from ssd_infer.threads import wait_passively
 from tests.conftest import build_model
 

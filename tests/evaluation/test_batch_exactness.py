@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ssd_infer import drafts
-from ssd_infer.drafts.early_exit import EarlyExit
+from ssd_infer.config.evaluation import EvalSettings
 from ssd_infer.engine.session import Proposal
 from ssd_infer.evaluation import evaluate
 from ssd_infer.evaluation.batch_exactness import (
@@ -33,7 +32,8 @@ from ssd_infer.evaluation.contenders import Contender, Sampling, ours
 from ssd_infer.evaluation.distribution import SETTINGS, judge_sampling
 from ssd_infer.evaluation.transformers_side import hf_baseline
 from ssd_infer.report import exit_code
-from ssd_infer.settings import EvalSettings
+from ssd_infer.strategies import registry as drafts
+from ssd_infer.strategies.early_exit.early_exit import EarlyExit
 from tests.conftest import ModelFactory, build_model
 
 FOREVER = Budget(0.0).deadline(1.0)

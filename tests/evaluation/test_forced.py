@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import ssd_infer
-from ssd_infer.engine.costs import Costs
 from ssd_infer.engine.target import Target
 from ssd_infer.evaluation.budget import Budget
 from ssd_infer.evaluation.contenders import Contender, Sampling
@@ -16,6 +15,7 @@ from ssd_infer.evaluation.forced import Forced, Shape, forced_acceptance, forced
 from ssd_infer.report.forced import forced_cells
 from ssd_infer.report.html import render_html
 from ssd_infer.report.markdown import render_markdown
+from ssd_infer.tuning.costs import Costs
 from tests.conftest import build_model
 from tests.report.sample import sample_report
 

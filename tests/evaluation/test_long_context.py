@@ -12,7 +12,8 @@ import torch
 
 import ssd_infer
 from ssd_infer.__main__ import exit_code
-from ssd_infer.drafts.base import Resolved
+from ssd_infer.config.evaluation import EvalSettings
+from ssd_infer.corpus import Task
 from ssd_infer.engine.target import Target
 from ssd_infer.evaluation import prefilled, sweep
 from ssd_infer.evaluation.budget import Budget
@@ -21,9 +22,8 @@ from ssd_infer.evaluation.long_context import PLAIN, THEIRS, cell_report, measur
 from ssd_infer.evaluation.peak import PeakMemory
 from ssd_infer.evaluation.prefilled import Prefilled, prefill, prefill_once, room_for
 from ssd_infer.evaluation.strategies import line_up
-from ssd_infer.evaluation.tasks import Task
-from ssd_infer.settings import EvalSettings
-from ssd_infer.sparse import settle
+from ssd_infer.strategies.base import Resolved
+from ssd_infer.strategies.sparse_attention import sparse_calibration as settle
 from tests.conftest import ModelFactory
 from tests.scripts import load_script
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from ssd_infer.corpus import build_tasks, calibration_prompts
+from ssd_infer.corpus.long_context import LONG_TASKS, needle_answer
 from ssd_infer.errors import DataError
-from ssd_infer.evaluation.tasks import build_tasks, calibration_prompts
-from ssd_infer.evaluation.tasks.long_context import LONG_TASKS, needle_answer
 from tests.evaluation.test_tasks import Letters, text_of
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from ssd_infer.corpus import Task
 from ssd_infer.engine.stats import Stats
 from ssd_infer.evaluation.bench import split_units
 from ssd_infer.evaluation.budget import Budget, Deadline
@@ -24,7 +25,6 @@ from ssd_infer.evaluation.measure import (
 )
 from ssd_infer.evaluation.section import stand_in
 from ssd_infer.evaluation.summary import baseline_row, scoreboard, share_plain, strategy_row
-from ssd_infer.evaluation.tasks import Task
 from ssd_infer.evaluation.verdict import verdict
 
 CPU = torch.device("cpu")

@@ -12,19 +12,19 @@ from typing import Any
 import pytest
 import torch
 
-from ssd_infer import drafts
 from ssd_infer.__main__ import main
-from ssd_infer.drafts.base import Resolved
-from ssd_infer.drafts.early_exit import EarlyExit, EarlyExitParams
-from ssd_infer.engine.calibrate import ExitProfile
+from ssd_infer.checkpoint.provenance import command_line, weights_sha256
+from ssd_infer.config.evaluation import EvalSettings
 from ssd_infer.errors import CheckpointError, ConfigError, DataError, OutputError
 from ssd_infer.evaluation import evaluate, runner, section
-from ssd_infer.evaluation.identity import command_line, weights_sha256
 from ssd_infer.evaluation.series import evaluate_run, find_checkpoints
 from ssd_infer.report import exit_code, read_report, validate
 from ssd_infer.report.rows import gains, noise_rows, plain_rows
 from ssd_infer.report.schema import FAMILIES
-from ssd_infer.settings import EvalSettings
+from ssd_infer.strategies import registry as drafts
+from ssd_infer.strategies.base import Resolved
+from ssd_infer.strategies.early_exit.early_exit import EarlyExit, EarlyExitParams
+from ssd_infer.strategies.early_exit.exit_calibration import ExitProfile
 from tests.conftest import build_model
 
 BUILT = ("early_exit", "early_exit+ngram", "ngram")

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from ssd_infer import drafts
+from ssd_infer.config.evaluation import EvalSettings
+from ssd_infer.engine.sublayers import SkipSet
 from ssd_infer.engine.target import Target
-from ssd_infer.engine.views import SkipSet
 from ssd_infer.evaluation import evaluate
 from ssd_infer.evaluation.contenders import Sampling
 from ssd_infer.evaluation.section import search_seconds
@@ -18,10 +18,11 @@ from ssd_infer.evaluation.strategies import line_up
 from ssd_infer.report.html import render_html
 from ssd_infer.report.markdown import render_markdown
 from ssd_infer.report.searches import HEAD, search_cells
-from ssd_infer.search import settle, store
-from ssd_infer.search.found import Found
-from ssd_infer.search.outlook import Outlook
-from ssd_infer.settings import EvalSettings
+from ssd_infer.strategies import registry as drafts
+from ssd_infer.strategies.skip_layers import saved_search as store
+from ssd_infer.strategies.skip_layers import skip_calibration as settle
+from ssd_infer.strategies.skip_layers.search_result import Found
+from ssd_infer.tuning.prediction import Outlook
 from tests.conftest import build_model
 
 SEARCHED = ("skip_set", "skip_set+bayes", "swift", "early_exit+del")

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from ssd_infer.config.evaluation import EvalSettings
+from ssd_infer.corpus.shift_text import KINDS, dialogue, shift_streams
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import DataError
 from ssd_infer.evaluation import bench, evaluate, runner, shift
@@ -15,11 +17,9 @@ from ssd_infer.evaluation.bench import Bench
 from ssd_infer.evaluation.budget import Budget
 from ssd_infer.evaluation.contenders import Sampling
 from ssd_infer.evaluation.shift import BIN, shift_study
-from ssd_infer.evaluation.tasks.shift_text import KINDS, dialogue, shift_streams
 from ssd_infer.report.charts import draw_charts
 from ssd_infer.report.markdown import render_markdown
 from ssd_infer.report.shift_plot import HEAD, TITLE, shift_cells
-from ssd_infer.settings import EvalSettings
 from tests.conftest import build_model
 from tests.infer.test_skip_swift import prepare
 from tests.report.sample import measured_row, sample_report

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from ssd_infer.corpus import stdlib as stdlib_corpus
+from ssd_infer.corpus.cleaning import clean_code, clean_prose, paragraphs, split_docstrings
+from ssd_infer.corpus.stdlib import Document, documents, split_of
 from ssd_infer.errors import DataError
-from ssd_infer.evaluation.tasks import stdlib_corpus
-from ssd_infer.evaluation.tasks.stdlib_cleaning import clean_code, clean_prose, paragraphs, split_docstrings
-from ssd_infer.evaluation.tasks.stdlib_corpus import Document, documents, split_of
 
 SPLITS = ("train", "validation", "test")
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,7 +66,7 @@ def test_the_split_of_a_name_never_changes() -> None:
 
 
 def test_the_corpus_is_the_same_in_another_process() -> None:
-    code = "from ssd_infer.evaluation.tasks import stdlib_corpus; print(stdlib_corpus.fingerprint())"
+    code = "from ssd_infer.corpus import stdlib_corpus; print(stdlib_corpus.fingerprint())"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == stdlib_corpus.fingerprint()
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from ssd_infer.corpus import build_tasks, calibration_prompts, held_out_ids
+from ssd_infer.corpus.stdlib import documents
 from ssd_infer.errors import ConfigError, DataError
-from ssd_infer.evaluation.tasks import build_tasks, calibration_prompts, held_out_ids
-from ssd_infer.evaluation.tasks.stdlib_corpus import documents
 
 
 class Letters:

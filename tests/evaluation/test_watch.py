@@ -12,9 +12,9 @@ import pytest
 import wandb
 import yaml
 
+from ssd_infer.config.evaluation import EvalSettings
 from ssd_infer.errors import CheckpointError
-from ssd_infer.follow import Follower
-from ssd_infer.settings import EvalSettings
+from ssd_infer.report.wandb import Follower
 from ssd_infer.watch import Watch
 from tests.report.sample import sample_report
 

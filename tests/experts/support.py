@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from ssd_infer.checkpoint.load import Loaded
 from ssd_infer.engine.target import Target
-from ssd_infer.experts.offload import load_offloaded, make_store, resident_of
-from ssd_infer.experts.resident import ResidentSet
-from ssd_infer.loading import Loaded
+from ssd_infer.offload.offload import load_offloaded, make_store, resident_of
+from ssd_infer.offload.resident import ResidentSet
 from tests.conftest import build_model
 
 _MLA = {

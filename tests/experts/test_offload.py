@@ -17,12 +17,12 @@ from safetensors.torch import load_file, save_file
 import ssd_infer
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import CheckpointError, ConfigError, OutputError
-from ssd_infer.experts.files import DENSE, EXPERTS, INDEX
-from ssd_infer.experts.layout import moe_layers
-from ssd_infer.experts.offload import evaluation_model, load_offloaded, make_store, offload_to_memory
-from ssd_infer.experts.policies import POLICIES, belady_loads, replay
-from ssd_infer.experts.resident import ResidentSet
-from ssd_infer.experts.store import DiskStore, reserve
+from ssd_infer.offload.files import DENSE, EXPERTS, INDEX
+from ssd_infer.offload.layout import moe_layers
+from ssd_infer.offload.offload import evaluation_model, load_offloaded, make_store, offload_to_memory
+from ssd_infer.offload.policies import POLICIES, belady_loads, replay
+from ssd_infer.offload.resident import ResidentSet
+from ssd_infer.offload.store import DiskStore, reserve
 from tests.conftest import build_model
 from tests.experts.support import EXPERTS as E
 from tests.experts.support import FAMILIES, TOP_K, build_moe, greedy, offloaded, stored
@@ -108,7 +108,7 @@ def test_a_draft_of_resident_experts_never_waits(store: tuple[Path, list[list[in
     target = Target.of(loaded.model)
     run(loaded, None)
     before = resident.resident()
-    from ssd_infer.experts.views import reduced_view
+    from ssd_infer.strategies.reduced_experts.expert_views import reduced_view
 
     resident.reset_counters()
     view = reduced_view(target, TOP_K, resident=resident)
@@ -141,7 +141,7 @@ def test_a_generation_leaves_the_bound_to_those_who_ask(
     loaded, resident = offloaded(store[0], 0.5, trace=True)
     monkeypatch.setattr(type(resident.counters), "bound", lambda *_: pytest.fail("a generation asked for it"))
     monkeypatch.setattr(
-        "ssd_infer.experts.counters.belady_loads", lambda *_: pytest.fail("a generation ran it")
+        "ssd_infer.offload.counters.belady_loads", lambda *_: pytest.fail("a generation ran it")
     )
     out = run(loaded, rows=ROWS[:1])
     assert resident.counters.visits
@@ -225,7 +225,7 @@ def test_a_forked_process_is_told_so_instead_of_waiting(
 ) -> None:
     folder, _ = store
     loaded, _ = offloaded(folder, 0.5)
-    monkeypatch.setattr("ssd_infer.experts.resident.os.getpid", lambda: -1)
+    monkeypatch.setattr("ssd_infer.offload.resident.os.getpid", lambda: -1)
     with pytest.raises(RuntimeError, match="before the process was forked"):
         run(loaded)
 
@@ -390,7 +390,7 @@ def test_a_store_is_plain_safetensors(store: tuple[Path, list[list[int]]]) -> No
 
 
 def test_auto_works_on_disk(store: tuple[Path, list[list[int]]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ssd_infer.experts.settle._NEW_TOKENS", 24)
+    monkeypatch.setattr("ssd_infer.strategies.reduced_experts.expert_calibration._NEW_TOKENS", 24)
     folder, expected = store
     loaded, _ = offloaded(folder, 0.5)
     out = ssd_infer.generate(loaded, ROWS[:1], draft="reduced_experts", max_new_tokens=16)

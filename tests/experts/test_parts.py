@@ -8,10 +8,25 @@ import pytest
 import torch
 from scipy.stats import beta
 
-from ssd_infer.experts.costs import MoeCosts
-from ssd_infer.experts.record import NOTHING, Pace, Round, Rounds, Rule, calibrate_trust, play, upper_bound
-from ssd_infer.experts.routing import choose
-from ssd_infer.experts.union import iid_union, membership, overlap, recent_experts, union_size
+from ssd_infer.strategies.reduced_experts.expert_costs import MoeCosts
+from ssd_infer.strategies.reduced_experts.record import (
+    NOTHING,
+    Pace,
+    Round,
+    Rounds,
+    Rule,
+    calibrate_trust,
+    play,
+    upper_bound,
+)
+from ssd_infer.strategies.reduced_experts.routing import choose
+from ssd_infer.strategies.reduced_experts.union import (
+    iid_union,
+    membership,
+    overlap,
+    recent_experts,
+    union_size,
+)
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,17 @@ import pytest
 import torch
 
 import ssd_infer
-from ssd_infer.drafts.reduced_experts import AdaptiveExperts, ReducedExperts, ReducedExpertsParams
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import ConfigError
-from ssd_infer.experts import settle
-from ssd_infer.experts.costs import WIDTHS
-from ssd_infer.experts.settle import Candidate
-from ssd_infer.experts.views import reduced_view
+from ssd_infer.strategies.reduced_experts import expert_calibration as settle
+from ssd_infer.strategies.reduced_experts.expert_calibration import Candidate
+from ssd_infer.strategies.reduced_experts.expert_costs import WIDTHS
+from ssd_infer.strategies.reduced_experts.expert_views import reduced_view
+from ssd_infer.strategies.reduced_experts.reduced_experts import (
+    AdaptiveExperts,
+    ReducedExperts,
+    ReducedExpertsParams,
+)
 from tests.conftest import build_model
 from tests.experts.support import EXPERTS, FAMILIES, TOP_K, build_moe, greedy
 from tests.infer import test_sampling_law as sampling
@@ -192,7 +196,7 @@ def test_only_the_lossless_mode_claims_to_be() -> None:
 
 
 def test_auto_settles_everything_and_stays_exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ssd_infer.experts.settle._NEW_TOKENS", 24)
+    monkeypatch.setattr("ssd_infer.strategies.reduced_experts.expert_calibration._NEW_TOKENS", 24)
     model = build_moe(dtype=torch.float32)
     for draft in ("reduced_experts", "reduced_experts+adaptive"):
         out = ssd_infer.generate(model, ROWS[:1], draft=draft, max_new_tokens=12)
@@ -205,10 +209,11 @@ def test_auto_settles_everything_and_stays_exact(monkeypatch: pytest.MonkeyPatch
 def test_a_promise_is_raced_against_plain_decoding(
     monkeypatch: pytest.MonkeyPatch, measured: float, drafts: bool
 ) -> None:
-    monkeypatch.setattr("ssd_infer.experts.settle._NEW_TOKENS", 24)
-    monkeypatch.setattr("ssd_infer.experts.costs.MoeCosts.speedup", lambda *_: 3.0)
+    monkeypatch.setattr("ssd_infer.strategies.reduced_experts.expert_calibration._NEW_TOKENS", 24)
+    monkeypatch.setattr("ssd_infer.strategies.reduced_experts.expert_costs.MoeCosts.speedup", lambda *_: 3.0)
     monkeypatch.setattr(
-        "ssd_infer.experts.settle.raced_speedups", lambda _t, _s, entrants, *_: [measured] * len(entrants)
+        "ssd_infer.strategies.reduced_experts.expert_calibration.raced_speedups",
+        lambda _t, _s, entrants, *_: [measured] * len(entrants),
     )
     model = build_moe(dtype=torch.float32)
     out = ssd_infer.generate(model, ROWS[:1], draft="reduced_experts", max_new_tokens=12)
@@ -259,7 +264,7 @@ def test_the_best_predictions_are_raced_and_the_fastest_decodes(monkeypatch: pyt
         raced.append([(params.k_draft, params.prefetch) for params in entrants])
         return [speeds[key] for key in raced[-1]]  # type: ignore[index]
 
-    monkeypatch.setattr("ssd_infer.experts.settle.raced_speedups", measured)
+    monkeypatch.setattr("ssd_infer.strategies.reduced_experts.expert_calibration.raced_speedups", measured)
     order = [(2, True), (1, True), (2, False), (1, False), (4, True), (4, False)]
     found = [
         Candidate(2.0 - at / 10, ReducedExpertsParams(k_draft=k_draft, prefetch=way), "")

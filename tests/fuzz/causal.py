@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 import ssd_infer
-from ssd_infer import drafts
-from ssd_infer.drafts.base import Drafter
 from ssd_infer.engine.sampling import Sampler, SamplingParams
 from ssd_infer.engine.stats import RowStats, Stats
 from ssd_infer.engine.turns import decode_turns
 from ssd_infer.errors import SSDError
+from ssd_infer.strategies import registry as drafts
+from ssd_infer.strategies.base import Drafter
 from tests.fuzz.campaign import Arm
 from tests.fuzz.models import LONGEST, Built, Spec, built, families_for, pool, prompt_of
 from tests.fuzz.parameters import parameters

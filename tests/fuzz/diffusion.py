@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 import ssd_infer
-from ssd_infer.diffusion.drafts import DRAFTERS
 from ssd_infer.errors import SSDError
+from ssd_infer.strategies.fewer_steps.drafts import DRAFTERS
 from tests.diffusion.support import BIDIRECTIONAL, BLOCK_CAUSAL, build
 from tests.diffusion.support import prompts as random_prompts
 from tests.fuzz.campaign import Arm

@@ -18,9 +18,9 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from scipy.stats import chisquare
 
 import ssd_infer
-from ssd_infer import drafts
 from ssd_infer.engine.sampling import Sampler, SamplingParams
 from ssd_infer.errors import SSDError
+from ssd_infer.strategies import registry as drafts
 from tests.fuzz.campaign import Arm
 from tests.fuzz.models import Spec, built, families_for, prompt_of
 from tests.fuzz.parameters import parameters

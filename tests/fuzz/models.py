@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 import ssd_infer
-from ssd_infer.drafts.base import Drafter
-from ssd_infer.engine.costs import Costs
 from ssd_infer.engine.target import Target
-from ssd_infer.experts.layout import moe_layers
-from ssd_infer.search.latency import SublayerCosts, remember_costs
-from ssd_infer.sparse import costs as sparse_costs
+from ssd_infer.offload.layout import moe_layers
+from ssd_infer.strategies.base import Drafter
+from ssd_infer.strategies.sparse_attention import sparse_costs
+from ssd_infer.tuning.costs import Costs
+from ssd_infer.tuning.sublayer_costs import SublayerCosts, remember_costs
 from tests.conftest import build_model
 from tests.fuzz.parameters import Scope
 
@@ -163,7 +163,7 @@ def _sharpen(model: Any, spec: Spec) -> None:
 
 def _offloaded(model: Any, dtype: torch.dtype) -> tuple[Any, Any]:
     """Save `model` and load it with half of its experts on disk; return the folder's owner and the model."""
-    from ssd_infer.experts.offload import load_offloaded, make_store
+    from ssd_infer.offload.offload import load_offloaded, make_store
 
     folder = tempfile.TemporaryDirectory(prefix="fuzz-experts-")
     model.save_pretrained(folder.name)

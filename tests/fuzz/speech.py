@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 import ssd_infer
+from ssd_infer.checkpoint.load import Loaded
 from ssd_infer.errors import SSDError
-from ssd_infer.loading import Loaded
+from ssd_infer.families.speech.result import Decoded, RowResult
 from ssd_infer.models.asr_processor import ASRFeatureExtractor, CTCASRProcessor, character_tokenizer
-from ssd_infer.speech import params as speech_params
-from ssd_infer.speech.ctc import Draft
-from ssd_infer.speech.lossless import verify_exactly
-from ssd_infer.speech.params import CTCDraftParams
-from ssd_infer.speech.result import Decoded, RowResult
+from ssd_infer.strategies.ctc_draft import ctc_params as speech_params
+from ssd_infer.strategies.ctc_draft.ctc import Draft
+from ssd_infer.strategies.ctc_draft.ctc_params import CTCDraftParams
+from ssd_infer.strategies.ctc_draft.lossless import verify_exactly
 from tests.fuzz.campaign import Arm
 from tests.fuzz.causal import difference
 from tests.fuzz.parameters import Range, Scope, parameters

@@ -9,11 +9,11 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from ssd_infer import drafts
-from ssd_infer.drafts.base import Drafter, DraftParams, at_least
 from ssd_infer.engine.session import Proposal
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import Problem
+from ssd_infer.strategies import registry as drafts
+from ssd_infer.strategies.base import Drafter, DraftParams, at_least
 from tests.fuzz import causal, law
 from tests.fuzz.__main__ import all_arms
 from tests.fuzz.campaign import Arm, Fault, campaign

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from ssd_infer.engine import costs
-from ssd_infer.engine.costs import Costs, measure_costs, non_decreasing, quiet_seconds
 from ssd_infer.engine.target import Target
+from ssd_infer.tuning import costs
+from ssd_infer.tuning.costs import Costs, measure_costs, non_decreasing, quiet_seconds
 from tests.conftest import ModelFactory
 
 

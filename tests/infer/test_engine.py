@@ -10,14 +10,14 @@ import pytest
 import torch
 
 import ssd_infer
-from ssd_infer import drafts
-from ssd_infer.drafts.early_exit import EarlyExit
-from ssd_infer.engine.calibrate import THRESHOLDS, ExitProfile, profile, remember
-from ssd_infer.engine.costs import Costs, predicted_speedup
-from ssd_infer.engine.rounds import draft_limits, expected_rounds, greedy_rounds
 from ssd_infer.engine.stats import RowStats
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import CheckpointError, ConfigError, UnsupportedModelError
+from ssd_infer.strategies import registry as drafts
+from ssd_infer.strategies.early_exit.early_exit import EarlyExit
+from ssd_infer.strategies.early_exit.exit_calibration import THRESHOLDS, ExitProfile, profile, remember
+from ssd_infer.tuning.costs import Costs, predicted_speedup
+from ssd_infer.tuning.rounds import draft_limits, expected_rounds, greedy_rounds
 from tests.conftest import ModelFactory, build_model
 from tests.infer.test_exactness import prompts, reference
 

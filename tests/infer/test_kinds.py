@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import ssd_infer
-from ssd_infer import kinds
+from ssd_infer.checkpoint import kinds
+from ssd_infer.checkpoint.kinds import KINDS, kind_at, kind_of
+from ssd_infer.config.evaluation import EvalSettings
 from ssd_infer.evaluation import evaluate
-from ssd_infer.kinds import KINDS, kind_at, kind_of
-from ssd_infer.settings import EvalSettings
 from tests.conftest import ModelFactory
 
 
@@ -101,5 +101,5 @@ def test_load_tells_the_kind(tiny_model: ModelFactory, tmp_path: Path) -> None:
 
 
 def test_reading_the_kind_imports_no_torch() -> None:
-    code = "import sys, ssd_infer.kinds, ssd_infer.evaluation; assert 'torch' not in sys.modules"
+    code = "import sys, ssd_infer.checkpoint.kinds, ssd_infer.evaluation; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

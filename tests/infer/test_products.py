@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import ssd_infer
-from ssd_infer.engine import products
-from ssd_infer.engine.products import onednn_pays, pays, product, product_view, renew
+from ssd_infer.engine.kernels import products
+from ssd_infer.engine.kernels.products import onednn_pays, pays, product, product_view, renew
 from ssd_infer.engine.target import Target
 from tests.conftest import ModelFactory
 

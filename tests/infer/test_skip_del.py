@@ -8,14 +8,14 @@ import pytest
 import torch
 
 import ssd_infer
-from ssd_infer.drafts.early_exit_del import EarlyExitDel
-from ssd_infer.drafts.shadow import ShadowCounts, Shadows, up_to_first_mismatch
-from ssd_infer.engine.calibrate import ExitProfile, remember
-from ssd_infer.engine.costs import Costs
 from ssd_infer.engine.session import Feedback
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import ConfigError
-from ssd_infer.search.latency import remember_costs
+from ssd_infer.strategies.early_exit.early_exit_del import EarlyExitDel
+from ssd_infer.strategies.early_exit.exit_calibration import ExitProfile, remember
+from ssd_infer.strategies.early_exit.shadow import ShadowCounts, Shadows, up_to_first_mismatch
+from ssd_infer.tuning.costs import Costs
+from ssd_infer.tuning.sublayer_costs import remember_costs
 from tests.conftest import FAMILIES, ModelFactory, build_model
 from tests.infer import test_sampling_law as sampling
 from tests.infer.test_exactness import prompts, reference

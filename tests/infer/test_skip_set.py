@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import ssd_infer
-from ssd_infer.drafts.skip_set import SkipSetDrafter, SkipSetParams
-from ssd_infer.drafts.threshold import AdaptiveThreshold
 from ssd_infer.engine.session import Feedback
+from ssd_infer.engine.sublayers import SkipSet, skip_view, why_not
 from ssd_infer.engine.target import Target
-from ssd_infer.engine.views import SkipSet, skip_view, why_not
 from ssd_infer.engine.window import Window
 from ssd_infer.errors import ConfigError
+from ssd_infer.strategies.skip_layers.skip_set import SkipSetDrafter, SkipSetParams
+from ssd_infer.strategies.skip_layers.threshold import AdaptiveThreshold
 from tests.conftest import FAMILIES, ModelFactory, build_model
 from tests.infer import test_sampling_law as sampling
 from tests.infer.test_exactness import NEW, prompts, reference

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import ssd_infer
-from ssd_infer.drafts.swift import FORESEEN, Swift, _Budget
+from ssd_infer.engine.sublayers import SkipSet
 from ssd_infer.engine.target import Target
-from ssd_infer.engine.views import SkipSet
-from ssd_infer.search.episode import Episode
-from ssd_infer.search.latency import remember_costs
-from ssd_infer.search.online import AcceptanceDrop
-from ssd_infer.search.outlook import Outlook
+from ssd_infer.strategies.skip_layers.episode import Episode
+from ssd_infer.strategies.skip_layers.online import AcceptanceDrop
+from ssd_infer.strategies.skip_layers.swift import FORESEEN, Swift, _Budget
+from ssd_infer.tuning.prediction import Outlook
+from ssd_infer.tuning.sublayer_costs import remember_costs
 from tests.conftest import FAMILIES, ModelFactory, build_model
 from tests.infer import test_sampling_law as sampling
 from tests.infer.test_exactness import prompts, reference

@@ -8,13 +8,14 @@ import pytest
 import torch
 
 import ssd_infer
-from ssd_infer.drafts.sparse_attention import SparseAttention, SparseAttentionParams
 from ssd_infer.engine.target import Target
-from ssd_infer.sparse import memory, settle
-from ssd_infer.sparse import pace as pace_module
-from ssd_infer.sparse.costs import SparseCosts
-from ssd_infer.sparse.pace import Pace
-from ssd_infer.sparse.selectors import Pillar
+from ssd_infer.strategies.sparse_attention import draft_length as pace_module
+from ssd_infer.strategies.sparse_attention import sparse_calibration as settle
+from ssd_infer.strategies.sparse_attention import sparse_memory as memory
+from ssd_infer.strategies.sparse_attention.draft_length import Pace
+from ssd_infer.strategies.sparse_attention.selectors import Pillar
+from ssd_infer.strategies.sparse_attention.sparse_attention import SparseAttention, SparseAttentionParams
+from ssd_infer.strategies.sparse_attention.sparse_costs import SparseCosts
 from tests.conftest import ModelFactory
 from tests.infer.test_exactness import prompts, reference
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import ssd_infer
-from ssd_infer.drafts.sparse_attention import SparseAttention
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import ConfigError
+from ssd_infer.strategies.sparse_attention.sparse_attention import SparseAttention
 from tests.conftest import ModelFactory, build_model
 from tests.infer import test_sampling_law as sampling
 from tests.infer.test_exactness import prompts, reference

@@ -7,18 +7,27 @@ import torch
 from torch import Tensor
 
 from ssd_infer.engine.cache import RowCache
+from ssd_infer.engine.kernels import flex
+from ssd_infer.engine.kernels import grouped as attention
+from ssd_infer.engine.kernels.grouped import FullAttention, prefill_attention, window_attention
+from ssd_infer.engine.kernels.layers import attention_view, why_not
+from ssd_infer.engine.kernels.listener import Probs
+from ssd_infer.engine.kernels.reads import Reads
 from ssd_infer.engine.target import Target
 from ssd_infer.engine.window import Geometry, Window
-from ssd_infer.sparse import attention, flex
-from ssd_infer.sparse.attention import FullAttention, prefill_attention, window_attention
-from ssd_infer.sparse.budget import batch_width, budget
-from ssd_infer.sparse.costs import SparseCosts, expected_tokens, measure
-from ssd_infer.sparse.listener import Probs
-from ssd_infer.sparse.quest import Quest
-from ssd_infer.sparse.reads import Reads
-from ssd_infer.sparse.selectors import Budget, Pillar, Shape, SnapKV, Streaming, Vegas, highest
-from ssd_infer.sparse.views import attention_view, why_not
-from ssd_infer.sparse.working_set import WorkingSet
+from ssd_infer.strategies.sparse_attention.quest import Quest
+from ssd_infer.strategies.sparse_attention.selectors import (
+    Budget,
+    Pillar,
+    Shape,
+    SnapKV,
+    Streaming,
+    Vegas,
+    highest,
+)
+from ssd_infer.strategies.sparse_attention.slot_budget import batch_width, budget
+from ssd_infer.strategies.sparse_attention.sparse_costs import SparseCosts, expected_tokens, measure
+from ssd_infer.strategies.sparse_attention.working_set import WorkingSet
 from tests.conftest import FAMILIES, ModelFactory
 
 B, H, KV, T, D, CAP = 3, 6, 2, 4, 8, 40

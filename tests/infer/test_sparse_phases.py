@@ -9,9 +9,9 @@ import torch
 
 import ssd_infer
 from ssd_infer.errors import ConfigError
-from ssd_infer.sparse import phases
-from ssd_infer.sparse.mixed import MixedWindow
-from ssd_infer.sparse.phases import first_phases
+from ssd_infer.strategies.sparse_attention import phases
+from ssd_infer.strategies.sparse_attention.mixed import MixedWindow
+from ssd_infer.strategies.sparse_attention.phases import first_phases
 from tests.conftest import ModelFactory, build_model
 from tests.infer import test_sampling_law as sampling
 from tests.infer.test_exactness import prompts, reference

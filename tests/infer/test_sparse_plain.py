@@ -9,11 +9,12 @@ import pytest
 import torch
 
 import ssd_infer
-from ssd_infer.drafts.sparse_attention import SparseAttention
+from ssd_infer.engine.kernels import grouped as attention
+from ssd_infer.engine.kernels import plain
 from ssd_infer.engine.sampling import Sampler, SamplingParams
 from ssd_infer.engine.session import open_session
 from ssd_infer.engine.target import Target
-from ssd_infer.sparse import attention, plain
+from ssd_infer.strategies.sparse_attention.sparse_attention import SparseAttention
 from tests.conftest import ModelFactory
 from tests.experts.support import build_moe
 from tests.infer.test_exactness import NEW, prompts, reference

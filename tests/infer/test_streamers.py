@@ -13,10 +13,10 @@ import torch
 from transformers import TextIteratorStreamer
 
 import ssd_infer
-from ssd_infer.diffusion import api as diffusion_api
-from ssd_infer.drafts.early_exit import EarlyExit
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import ConfigError
+from ssd_infer.strategies.early_exit.early_exit import EarlyExit
+from ssd_infer.strategies.fewer_steps import generate as diffusion_api
 from tests.conftest import build_model
 from tests.diffusion.support import build as build_diffusion
 from tests.speech.support import tiny_asr

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from ssd_infer import drafts
 from ssd_infer.engine.sampling import Sampler, SamplingParams
 from ssd_infer.engine.stats import Stats
 from ssd_infer.engine.target import Target
 from ssd_infer.engine.turns import decode_turns
+from ssd_infer.strategies import registry as drafts
 from tests.conftest import ModelFactory
 from tests.infer.test_exactness import prompts
 from tests.infer.test_skip_swift import FREELY, prepare

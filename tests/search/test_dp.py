@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from ssd_infer.engine.costs import Costs
 from ssd_infer.engine.sampling import SamplingParams
+from ssd_infer.engine.sublayers import SkipSet, skip_view
 from ssd_infer.engine.target import Target
-from ssd_infer.engine.views import SkipSet, skip_view
-from ssd_infer.search.branches import Branches, look_back
-from ssd_infer.search.dp import plan, search_dp
-from ssd_infer.search.latency import SublayerCosts
-from ssd_infer.search.material import write_material
-from ssd_infer.search.outlook import Outlook
-from ssd_infer.search.polish import polish
+from ssd_infer.strategies.skip_layers.branches import Branches, look_back
+from ssd_infer.strategies.skip_layers.dp import plan, search_dp
+from ssd_infer.strategies.skip_layers.polish import polish
+from ssd_infer.tuning.calibration_text import write_material
+from ssd_infer.tuning.costs import Costs
+from ssd_infer.tuning.prediction import Outlook
+from ssd_infer.tuning.sublayer_costs import SublayerCosts
 from tests.conftest import FAMILIES, ModelFactory
 from tests.infer.test_exactness import prompts
 

@@ -10,15 +10,16 @@ import pytest
 from torch import Tensor
 
 import ssd_infer
-from ssd_infer.drafts.skip_set import SkipSetDrafter, SkipSetParams
+from ssd_infer.engine.sublayers import SkipSet
 from ssd_infer.engine.target import Target
-from ssd_infer.engine.views import SkipSet
-from ssd_infer.search import race, settle
-from ssd_infer.search.found import Found
-from ssd_infer.search.guard import PAUSE, TRUST_AFTER, GainGuard
-from ssd_infer.search.latency import remember_costs
-from ssd_infer.search.outlook import Outlook
-from ssd_infer.search.race import least_running, measured_speedup
+from ssd_infer.strategies.skip_layers import skip_calibration as settle
+from ssd_infer.strategies.skip_layers.guard import PAUSE, TRUST_AFTER, GainGuard
+from ssd_infer.strategies.skip_layers.search_result import Found
+from ssd_infer.strategies.skip_layers.skip_set import SkipSetDrafter, SkipSetParams
+from ssd_infer.tuning import race
+from ssd_infer.tuning.prediction import Outlook
+from ssd_infer.tuning.race import least_running, measured_speedup
+from ssd_infer.tuning.sublayer_costs import remember_costs
 from tests.conftest import ModelFactory
 from tests.infer.test_exactness import prompts, reference
 from tests.search.test_dp import flat_costs

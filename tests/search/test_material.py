@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import ssd_infer
-from ssd_infer.engine.costs import Costs
 from ssd_infer.engine.sampling import SamplingParams
+from ssd_infer.engine.sublayers import SkipSet, skip_view
 from ssd_infer.engine.target import Target
-from ssd_infer.engine.views import SkipSet, skip_view
-from ssd_infer.search.latency import SublayerCosts
-from ssd_infer.search.material import Material, Scores, gather, write_material
-from ssd_infer.search.outlook import foresee, geometric_speedup
+from ssd_infer.tuning.calibration_text import Material, Scores, gather, write_material
+from ssd_infer.tuning.costs import Costs
+from ssd_infer.tuning.prediction import foresee, geometric_speedup
+from ssd_infer.tuning.sublayer_costs import SublayerCosts
 from tests.conftest import FAMILIES, ModelFactory
 from tests.infer.test_exactness import prompts
 from tests.search.test_dp import flat_costs
@@ -73,7 +73,7 @@ def test_scratch_logits_equal_a_written_pass(tiny_model: ModelFactory, own: Any)
     again = gather(material.session, material.starts, 8, own)
     view = target.layers if own == "diagonal" else skip_view(target, SKIPS)
     with torch.inference_mode():
-        from ssd_infer.engine.scratch import ScratchCache
+        from ssd_infer.tuning.scratch import ScratchCache
 
         scratch = target.run(
             target.embed(again.ids), again.window(), ScratchCache(again.session.cache), layers=view

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from ssd_infer.engine.sampling import SamplingParams
+from ssd_infer.engine.sublayers import SkipSet
 from ssd_infer.engine.target import Target
-from ssd_infer.engine.views import SkipSet
-from ssd_infer.search.episode import Episode, StopRules
-from ssd_infer.search.material import Material, Scores, write_material
-from ssd_infer.search.online import AcceptanceDrop, Belief, Proposer, Reach, RunningGain
+from ssd_infer.strategies.skip_layers.episode import Episode, StopRules
+from ssd_infer.strategies.skip_layers.online import AcceptanceDrop, Belief, Proposer, Reach, RunningGain
+from ssd_infer.tuning.calibration_text import Material, Scores, write_material
 from tests.conftest import ModelFactory
 from tests.search.test_dp import flat_costs
 

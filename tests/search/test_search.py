@@ -11,18 +11,20 @@ import pytest
 import torch
 
 import ssd_infer
-from ssd_infer.engine import surroundings
 from ssd_infer.engine.sampling import SamplingParams
+from ssd_infer.engine.sublayers import SkipSet
 from ssd_infer.engine.target import Target
-from ssd_infer.engine.views import SkipSet
 from ssd_infer.errors import ConfigError
-from ssd_infer.search import bayes, settle, store
-from ssd_infer.search.bayes import Progress, probes, search_bayes
-from ssd_infer.search.found import Found
-from ssd_infer.search.latency import recall_costs, remember_costs
-from ssd_infer.search.material import Material, write_material
-from ssd_infer.search.outlook import Outlook
-from ssd_infer.search.run import prepare, search, tokens_per_second
+from ssd_infer.strategies.skip_layers import bayes
+from ssd_infer.strategies.skip_layers import saved_search as store
+from ssd_infer.strategies.skip_layers import skip_calibration as settle
+from ssd_infer.strategies.skip_layers.bayes import Progress, probes, search_bayes
+from ssd_infer.strategies.skip_layers.offline_search import prepare, search, tokens_per_second
+from ssd_infer.strategies.skip_layers.search_result import Found
+from ssd_infer.tuning import environment as surroundings
+from ssd_infer.tuning.calibration_text import Material, write_material
+from ssd_infer.tuning.prediction import Outlook
+from ssd_infer.tuning.sublayer_costs import recall_costs, remember_costs
 from tests.conftest import ModelFactory, build_model
 from tests.infer.test_exactness import prompts, reference
 from tests.search.test_dp import flat_costs

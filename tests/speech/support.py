@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from ssd_infer.models.ctc_asr import CTCASRConfig, CTCASRModel
-from ssd_infer.speech.ctc import Draft
-from ssd_infer.speech.decode import decode, token_limits
+from ssd_infer.strategies.ctc_draft.ctc import Draft
+from ssd_infer.strategies.ctc_draft.decode import decode, token_limits
 
 MELS = 16
 

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from ssd_infer.speech.audio import AudioError, find_audio, from_array, not_tried, read_audio, resample
+from ssd_infer.families.speech.audio import (
+    AudioError,
+    find_audio,
+    from_array,
+    not_tried,
+    read_audio,
+    resample,
+)
 
 soundfile = pytest.importorskip("soundfile")
 RATE = 16_000

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ssd_infer.speech.ctc import confidence, draft, entropy, posteriors
-from ssd_infer.speech.prefix_beam import prefix_beam
+from ssd_infer.strategies.ctc_draft.ctc import confidence, draft, entropy, posteriors
+from ssd_infer.strategies.ctc_draft.prefix_beam import prefix_beam
 
 V = 5
 

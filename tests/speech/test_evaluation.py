@@ -12,17 +12,17 @@ import pytest
 import torch
 
 import ssd_infer
+from ssd_infer.config.evaluation import EvalSettings
 from ssd_infer.errors import ConfigError, DataError
 from ssd_infer.evaluation import evaluate
+from ssd_infer.evaluation.speech.contest import Contender, drawn
+from ssd_infer.families.speech.utterances import Utterance, save_utterances
 from ssd_infer.models.asr_processor import ASRFeatureExtractor, CTCASRProcessor, character_tokenizer
 from ssd_infer.report.html import render_html
 from ssd_infer.report.markdown import render_markdown
 from ssd_infer.report.rows import exit_code, headline
 from ssd_infer.report.write import read_report
-from ssd_infer.settings import EvalSettings
-from ssd_infer.speech.calibrated import thresholds_of
-from ssd_infer.speech.contest import Contender, drawn
-from ssd_infer.speech.manifest import Utterance, save_utterances
+from ssd_infer.strategies.ctc_draft.saved_thresholds import thresholds_of
 from tests.speech.support import MELS, tiny_asr
 
 RATE = 8000
@@ -110,10 +110,10 @@ def test_thresholds_in_nats_and_relative_to_the_vocabulary(report: dict[str, Any
 
 def test_the_curve_tells_what_decoding_does(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The table look-up of every third point equals decoding the dev set at that point."""
-    from ssd_infer.speech import calibration
-    from ssd_infer.speech.calibration import Costs, calibrate
-    from ssd_infer.speech.manifest import heldout_sets, read_manifest, read_utterances
-    from ssd_infer.speech.scoring import total, words
+    from ssd_infer.families.speech.scoring import total, words
+    from ssd_infer.families.speech.utterances import heldout_sets, read_manifest, read_utterances
+    from ssd_infer.strategies.ctc_draft import gate_calibration as calibration
+    from ssd_infer.strategies.ctc_draft.gate_calibration import Costs, calibrate
 
     loaded = ssd_infer.load(run, dtype="float32", device="cpu")
     dev, _ = read_utterances(read_manifest(heldout_sets(run)["dev"]), RATE)
@@ -159,7 +159,7 @@ def test_one_reference_is_measured_when_asked_for(run: Path, tmp_path: Path, nam
 @pytest.mark.parametrize("measure", ["sequence", "max"])
 def test_the_line_on_gate_one_names_its_measure(run: Path, tmp_path: Path, measure: str) -> None:
     from ssd_infer.report.speech import MEASURES, doubt_line
-    from ssd_infer.speech.params import AGGREGATES
+    from ssd_infer.strategies.ctc_draft.ctc_params import AGGREGATES
 
     assert set(MEASURES) == set(AGGREGATES)
     given = {"entropy_agg": measure}
@@ -173,7 +173,7 @@ def test_the_line_on_gate_one_names_its_measure(run: Path, tmp_path: Path, measu
 
 
 def test_an_undertrained_verifier_is_said() -> None:
-    from ssd_infer.speech.calibration import Calibration, Costs
+    from ssd_infer.strategies.ctc_draft.gate_calibration import Calibration, Costs
 
     costs = Costs(1, 1, 1, 1)
     worse, better = Calibration([], 0.21, 0.06, 50, costs, 500), Calibration([], 0.05, 0.06, 50, costs, 500)
@@ -186,7 +186,7 @@ def test_an_undertrained_verifier_is_said() -> None:
 
 
 def test_too_few_errors_allow_only_settings_that_change_no_text() -> None:
-    from ssd_infer.speech.calibration import Calibration, Costs, Point
+    from ssd_infer.strategies.ctc_draft.gate_calibration import Calibration, Costs, Point
 
     def point(theta_ctc: float | None, theta_lm: float, speedup: float) -> Point:
         return Point(theta_ctc, theta_lm, 0.003, speedup, {})
@@ -200,8 +200,8 @@ def test_too_few_errors_allow_only_settings_that_change_no_text() -> None:
 
 
 def test_noisy_copies_join_a_dev_set_without_errors(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ssd_infer.speech import calibration
-    from ssd_infer.speech.manifest import heldout_sets, read_manifest, read_utterances
+    from ssd_infer.families.speech.utterances import heldout_sets, read_manifest, read_utterances
+    from ssd_infer.strategies.ctc_draft import gate_calibration as calibration
 
     loaded = ssd_infer.load(run, dtype="float32", device="cpu")
     dev, _ = read_utterances(read_manifest(heldout_sets(run)["dev"]), RATE)
@@ -219,7 +219,7 @@ def test_noisy_copies_join_a_dev_set_without_errors(run: Path, monkeypatch: pyte
 
 
 def test_noise_is_as_loud_as_said_and_always_the_same() -> None:
-    from ssd_infer.speech.calibration import noisy
+    from ssd_infer.strategies.ctc_draft.gate_calibration import noisy
 
     clean = [Utterance(torch.sin(torch.arange(16000) / 20), "a", "a"), Utterance(torch.zeros(50), "b", "b")]
     first, second = noisy(clean, 10.0), noisy(clean, 10.0)
@@ -259,7 +259,7 @@ def test_a_draft_that_is_wrong_in_company_fails_the_report(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whole recognitions are right; only a budget that ends inside a draft of a batch shows the fault."""
-    from ssd_infer.speech import decode
+    from ssd_infer.strategies.ctc_draft import decode
 
     right = decode.verify_exactly
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from ssd_infer.engine import products
-from ssd_infer.speech import fast
-from ssd_infer.speech.decode import decode
-from ssd_infer.speech.fast import FastModel, fastest
-from ssd_infer.speech.params import NAMES, parse
+from ssd_infer.engine.kernels import products
+from ssd_infer.families.speech import fast
+from ssd_infer.families.speech.fast import FastModel, fastest
+from ssd_infer.strategies.ctc_draft.ctc_params import NAMES, parse
+from ssd_infer.strategies.ctc_draft.decode import decode
 from tests.speech.support import encode, plain, tiny_asr
 
 VOCAB = 13

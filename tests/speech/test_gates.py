@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from ssd_infer.errors import ConfigError
-from ssd_infer.speech.ctc import Draft
-from ssd_infer.speech.decode import decode
-from ssd_infer.speech.gates import likelihoods, two_gates
-from ssd_infer.speech.greedy import Row, Work, finish, step
-from ssd_infer.speech.params import CTCDraftParams, canonical, parse
-from ssd_infer.speech.result import Decoded, RowResult
+from ssd_infer.families.speech.greedy import Row, Work, finish, step
+from ssd_infer.families.speech.result import Decoded, RowResult
+from ssd_infer.strategies.ctc_draft.ctc import Draft
+from ssd_infer.strategies.ctc_draft.ctc_params import CTCDraftParams, canonical, parse
+from ssd_infer.strategies.ctc_draft.decode import decode
+from ssd_infer.strategies.ctc_draft.gates import likelihoods, two_gates
 from tests.speech.support import damaged, encode, limits_of, plain, tiny_asr
 
 VOCAB = 13

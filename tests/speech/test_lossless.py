@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from ssd_infer.speech.ctc import Draft
-from ssd_infer.speech.decode import decode
-from ssd_infer.speech.lossless import verify_exactly
-from ssd_infer.speech.params import parse
-from ssd_infer.speech.result import Decoded, RowResult
-from ssd_infer.speech.tails import CHUNK, Tail, realign
+from ssd_infer.families.speech.result import Decoded, RowResult
+from ssd_infer.strategies.ctc_draft.ctc import Draft
+from ssd_infer.strategies.ctc_draft.ctc_params import parse
+from ssd_infer.strategies.ctc_draft.decode import decode
+from ssd_infer.strategies.ctc_draft.lossless import verify_exactly
+from ssd_infer.strategies.ctc_draft.tails import CHUNK, Tail, realign
 from tests.speech.support import damaged, encode, limits_of, plain, tiny_asr
 
 VOCAB = 13
@@ -151,7 +151,7 @@ def test_rejoining_saves_passes(tiny: dict[str, Any]) -> None:
 
 def test_a_wrong_verifier_is_noticed(tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Accepting one token too many must change the output, or the tests above could not fail."""
-    from ssd_infer.speech import lossless
+    from ssd_infer.strategies.ctc_draft import lossless
 
     model = tiny["cross_attention"]
     encoded = encode(model, RAGGED)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ssd_infer.errors import DataError
-from ssd_infer.speech.manifest import (
+from ssd_infer.families.speech.utterances import (
     Utterance,
     heldout_sets,
     read_manifest,

@@ -16,10 +16,10 @@ import torch
 
 import ssd_infer
 from ssd_infer.errors import ConfigError
+from ssd_infer.families.speech.audio import Audio, AudioError
+from ssd_infer.families.speech.segments import segments
 from ssd_infer.models.asr_processor import ASRFeatureExtractor, CTCASRProcessor, character_tokenizer
-from ssd_infer.speech.audio import Audio, AudioError
-from ssd_infer.speech.calibrated import save_thresholds, thresholds_of
-from ssd_infer.speech.segments import segments
+from ssd_infer.strategies.ctc_draft.saved_thresholds import save_thresholds, thresholds_of
 from tests.conftest import build_model
 from tests.speech.support import MELS, tiny_asr
 

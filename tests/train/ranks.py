@@ -63,7 +63,7 @@ def one_rank(cfg: Root, rank: int, world: int, port: int, fault: Fault | None) -
 
 def arm(fault: Fault) -> None:
     """Let this process send itself the signal of `fault`."""
-    from ssd_train.trainer import SSDTrainer
+    from ssd_train.trainer.trainer import SSDTrainer
 
     name = "compute_loss" if fault.where == "step" else "evaluate"
     whole = getattr(SSDTrainer, name)

@@ -166,8 +166,9 @@ def in_processes(target: Callable[..., None], *arguments: tuple[Any, ...]) -> li
 
 def train_until_killed(cfg: Root, where: str, step: int) -> None:
     """Train, and die by SIGKILL in the middle of `step`, or in the middle of its save."""
-    from ssd_train import checkpoints, run
-    from ssd_train.recipes.layerskip import LayerSkipRecipe
+    from ssd_train import run
+    from ssd_train.recipes.layerskip.recipe import LayerSkipRecipe
+    from ssd_train.runs import checkpoints
 
     def die() -> None:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from ssd_infer.checkpoint.manifest import damage
 from ssd_infer.errors import CheckpointError
-from ssd_infer.manifest import damage
 from ssd_infer.report.write import write_report
-from ssd_train.checkpoints import CheckpointStore, require_space
+from ssd_train.runs.checkpoints import CheckpointStore, require_space
 from tests.report.sample import measured_row, sample_report
 
 

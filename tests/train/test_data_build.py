@@ -265,7 +265,7 @@ def test_the_embedded_corpus_keeps_the_share_of_code(share: float) -> None:
     texts = [item.text for item in stdlib_source(cfg).train()]
     total = sum(map(len, texts))
     assert 0.39e6 < total <= 0.4e6
-    from ssd_infer.evaluation.tasks.stdlib_corpus import documents
+    from ssd_infer.corpus.stdlib import documents
 
     code = [item.text for item in documents("train", "code")]
     measured = sum(len(text) for text in texts if any(item.startswith(text[:2000]) for item in code))
@@ -273,7 +273,7 @@ def test_the_embedded_corpus_keeps_the_share_of_code(share: float) -> None:
 
 
 def test_the_embedded_corpus_trains_on_no_held_out_document() -> None:
-    from ssd_infer.evaluation.tasks.stdlib_corpus import documents
+    from ssd_infer.corpus.stdlib import documents
 
     held = {item.text for kind in ("prose", "code") for item in documents("test", kind)}
     held |= {item.text for kind in ("prose", "code") for item in documents("validation", kind)}

@@ -18,8 +18,8 @@ import torch
 
 from ssd_infer.content import file_digest, files_digest, folder_digest, weights_digest
 from ssd_infer.errors import ConfigError, DataError
-from ssd_infer.speech.manifest import FOLDER
-from ssd_train import data, identity, recipes, run
+from ssd_infer.families.speech.utterances import FOLDER
+from ssd_train import data, recipes, run
 from ssd_train.config.schema import HFModelConfig, HubTextConfig, LocalTextConfig, Root, ScratchModelConfig
 from ssd_train.config.schema_speech import HubSpeechConfig
 from ssd_train.data import contents as data_contents
@@ -30,7 +30,8 @@ from ssd_train.data.speech.asterisk import asterisk_source
 from ssd_train.data.speech.hub import hub_source as speech_hub_source
 from ssd_train.data.speech.manifest import manifest_source
 from ssd_train.data.tokenizer import vocabulary_hash
-from ssd_train.speech_models import build_processor, speech_config
+from ssd_train.recipes.asr_ctc.model import build_processor, speech_config
+from ssd_train.runs import identity
 from tests.train.diffusion_support import OBJECTIVES, diffusion_root
 from tests.train.speech_support import manifest_config, speech_model, speech_root, tone, write_clips
 from tests.train.support import base_model, llama_tokenizer, tiny_llama, tiny_root
@@ -466,7 +467,7 @@ def test_two_vocabularies_of_one_length_do_not_share_labels(
     cfg = unjoined(tmp_path)
     first: Any = speech_built(cfg)
     from ssd_infer.models import asr_processor
-    from ssd_train import speech_models
+    from ssd_train.recipes.asr_ctc import model as speech_models
 
     reverse = asr_processor.LETTERS[::-1]
     monkeypatch.setattr(

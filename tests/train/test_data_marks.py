@@ -13,9 +13,9 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from ssd_infer.corpus.prompts import build_tasks, tokenize
+from ssd_infer.corpus.shift_text import shift_streams
 from ssd_infer.errors import ConfigError, DataError
-from ssd_infer.evaluation.tasks.prompts import build_tasks, tokenize
-from ssd_infer.evaluation.tasks.shift_text import shift_streams
 from ssd_infer.marks import own_marks
 from ssd_train import data, recipes, run
 from ssd_train.config.schema import DiffusionConfig, HFModelConfig, LocalTextConfig, Root
@@ -151,7 +151,7 @@ def test_encoding_leaves_the_tokenizers_own_setting_alone() -> None:
 
 
 def test_a_word_for_control_tokens_that_is_none_is_refused() -> None:
-    from ssd_infer.checks import Checks
+    from ssd_infer.config.checks import Checks
     from ssd_train.config.rules_inputs import check_data
 
     checks = Checks("data.")

@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from ssd_infer import textfiles
+from ssd_infer.corpus.prompts import build_tasks
 from ssd_infer.errors import DataError
-from ssd_infer.evaluation.tasks.prompts import build_tasks
-from ssd_infer.speech.manifest import read_manifest
+from ssd_infer.families.speech.utterances import read_manifest
 from ssd_infer.textfiles import read_lines, read_objects, read_whole
 from ssd_train import recipes
 from ssd_train.config.schema import LocalTextConfig

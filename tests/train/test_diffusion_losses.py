@@ -8,7 +8,7 @@ import torch
 from ssd_train.losses import bd3lm, complementary_block, llada, mdlm
 from ssd_train.losses.draft_agreement import pair_divergence, verify_calls
 from ssd_train.losses.masked import log_probabilities, masked_nll
-from ssd_train.noise import Place, stratified, uniform
+from ssd_train.recipes.diffusion.noise import Place, stratified, uniform
 
 
 def numbers(rows: int, length: int, seed: int = 0) -> torch.Tensor:

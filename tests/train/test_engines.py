@@ -18,9 +18,9 @@ from transformers import AutoModelForCausalLM
 from ssd_train import run
 from ssd_train.config.schema import EngineConfig, LayerSkipConfig, Root
 from ssd_train.config.schema_speech import ASRCTCConfig, ReadinessConfig, SpecAugmentConfig
-from ssd_train.engines import elastic
+from ssd_train.distributed import elastic
 from ssd_train.recipes import StepContext, build
-from ssd_train.recipes.layerskip import LayerSkipRecipe
+from ssd_train.recipes.layerskip.recipe import LayerSkipRecipe
 from tests.train.diffusion_support import OBJECTIVES, diffusion_root
 from tests.train.ranks import Fault, assert_close, curve, error_file, train_ranks
 from tests.train.speech_support import speech_root

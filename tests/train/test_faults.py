@@ -17,9 +17,10 @@ import torch
 import wandb
 
 from ssd_infer.errors import DataError, SSDError
-from ssd_train import run, tracking
+from ssd_train import run
 from ssd_train.config.schema import Root, TrackingConfig
-from ssd_train.engines import launcher
+from ssd_train.distributed import launcher
+from ssd_train.runs import tracking
 from tests.train.ranks import Fault, curve, error_file, free_port, one_rank, train_ranks
 from tests.train.support import in_processes, tiny_root, with_train
 
@@ -128,7 +129,7 @@ class Fatal(torch.utils.data.Dataset[Any]):
 
 @pytest.mark.integration
 def test_a_data_worker_that_dies_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ssd_train.trainer import SSDTrainer
+    from ssd_train.trainer.trainer import SSDTrainer
 
     build = SSDTrainer.__init__
 
@@ -174,7 +175,7 @@ def test_a_resumed_run_keeps_its_tracking_id_and_disabled_tracks_nothing(tmp_pat
 def test_a_report_that_was_cut_off_is_made_by_the_next_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ssd_train import reports
+    from ssd_train.runs import reports
 
     calls: list[str] = []
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from ssd_infer.errors import ConfigError
-from ssd_train.config.load import load_config
-from ssd_train.engines.launcher import check_launcher
+from ssd_train.cli.load import load_config
+from ssd_train.distributed.launcher import check_launcher
 from tests.train.support import write_text
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from ssd_infer.errors import UnsupportedModelError
 from ssd_train.config.schema import EarlyExitConfig, LayerDropoutConfig, LayerSkipConfig
-from ssd_train.layer_dropout import dropping, survivors, uniforms
 from ssd_train.recipes import StepContext
-from ssd_train.recipes.layerskip import LayerSkipRecipe
+from ssd_train.recipes.layerskip.dropout import dropping, survivors, uniforms
+from ssd_train.recipes.layerskip.recipe import LayerSkipRecipe
 from tests.train.support import tiny_llama, tokens
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ssd_train.metrics import MetricsFile, RatioSums, replace_text
+from ssd_train.runs.metrics import MetricsFile, RatioSums, replace_text
 
 
 def ratio(num: float, den: float) -> tuple[torch.Tensor, torch.Tensor]:

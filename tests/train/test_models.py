@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerBase
 
 from ssd_infer.errors import CheckpointError, ConfigError, DataError, UnsupportedModelError
-from ssd_train import models
 from ssd_train.config.schema import (
     EarlyExitConfig,
     HFModelConfig,
@@ -25,6 +24,7 @@ from ssd_train.config.schema import (
     StdlibTextConfig,
 )
 from ssd_train.data.tokenizer import train_bpe
+from ssd_train.models import build as models
 
 TINY = ScratchModelConfig(
     num_layers=3,

@@ -10,17 +10,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ssd_infer.checks import Checks
+from ssd_infer.config.checks import Checks
 from ssd_infer.errors import ConfigError, UnsupportedModelError
-from ssd_train import models, run
+from ssd_train import run
 from ssd_train.config.rules_inputs import check_model
 from ssd_train.config.rules_recipe import check_recipe
 from ssd_train.config.schema import MoeConfig, OptimConfig, Root, ScratchMoeConfig
-from ssd_train.exits import ExitModel
 from ssd_train.losses.routing import expected_union, expert_choices, expert_load, load_balance
+from ssd_train.models import build as models
+from ssd_train.models.exits import ExitModel
 from ssd_train.recipes import StepContext, build
-from ssd_train.recipes.moe import MoeRecipe
-from ssd_train.routers import Routers
+from ssd_train.recipes.moe.recipe import MoeRecipe
+from ssd_train.recipes.moe.routers import Routers
 from tests.train.support import VOCAB, tiny_llama, tiny_root, tokens, with_train
 
 

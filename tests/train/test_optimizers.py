@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ssd_train import muon
-from ssd_train.config.load import load_config
-from ssd_train.muon import StackedMuon, orthogonalise
-from ssd_train.optimizers import MuonAdamW, build_muon, custom_optimizer
+from ssd_train.cli.load import load_config
+from ssd_train.trainer import muon
+from ssd_train.trainer.muon import StackedMuon, orthogonalise
+from ssd_train.trainer.optimizers import MuonAdamW, build_muon, custom_optimizer
 from tests.conftest import build_model
 from tests.experts.support import build_moe
 

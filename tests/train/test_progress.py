@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from ssd_train import progress
-from ssd_train.progress import ProgressCallback, exit_losses, spread
+from ssd_train.trainer import progress
+from ssd_train.trainer.progress import ProgressCallback, exit_losses, spread
 
 
 class Clock:

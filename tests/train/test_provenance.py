@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ssd_train import provenance
 from ssd_train.config.schema import PlainConfig, Root, ScratchModelConfig, StdlibTextConfig
+from ssd_train.runs import provenance
 
 
 def run(**values: object) -> Root:

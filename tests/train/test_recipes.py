@@ -9,10 +9,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from ssd_infer.errors import ConfigError, UnsupportedModelError
 from ssd_train.config.schema import EarlyExitConfig, LayerDropoutConfig, LayerSkipConfig, PlainConfig
-from ssd_train.exits import ExitModel
 from ssd_train.losses.weights import normalised_weights
+from ssd_train.models.exits import ExitModel
 from ssd_train.recipes import REGISTRY, StepContext, StepOutput, build
-from ssd_train.recipes.layerskip import exit_term
+from ssd_train.recipes.layerskip.recipe import exit_term
 from ssd_train.recipes.plain import PlainRecipe
 from tests.train.support import VOCAB, tiny_llama, tokens
 

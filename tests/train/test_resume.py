@@ -14,8 +14,9 @@ import torch
 from safetensors.torch import load_file
 
 from ssd_infer.errors import CheckpointError, ConfigError, DataError, SSDError
-from ssd_train import checkpoints, run
+from ssd_train import run
 from ssd_train.config.schema import LayerSkipConfig, OptimConfig, Root, StdlibTextConfig
+from ssd_train.runs import checkpoints
 from tests.train.support import in_processes, tiny_root, train_until_killed, with_train
 
 CLOCK = "seconds_per_step"

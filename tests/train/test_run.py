@@ -15,9 +15,9 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from ssd_infer.checkpoint.provenance import command_line
+from ssd_infer.config.evaluation import EvalSettings
 from ssd_infer.errors import ConfigError, DataError, SSDError
-from ssd_infer.evaluation.identity import command_line
-from ssd_infer.settings import EvalSettings
 from ssd_train import run
 from ssd_train.config.schema import EvalConfig, HFModelConfig
 from tests.report.sample import sample_report

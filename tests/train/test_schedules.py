@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ssd_train.losses.weights import exit_scale, normalised_weights
-from ssd_train.schedules import (
+from ssd_train.recipes.layerskip.schedules import (
     depth_scale,
     dropout_probability,
     enabled_layers,

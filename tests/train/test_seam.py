@@ -11,9 +11,10 @@ import torch
 from transformers import AutoTokenizer
 
 from ssd_infer.errors import ConfigError, Problem
-from ssd_train import data, models, recipes, run
+from ssd_train import data, recipes, run
 from ssd_train.config.schema import Root
 from ssd_train.data.tokenizer import train_bpe
+from ssd_train.models import build as models
 from ssd_train.recipes.base import batch_rows, stack
 from ssd_train.recipes.plain import PlainRecipe
 from tests.train.support import Samples, tiny_llama, tiny_root, tokens

@@ -15,8 +15,8 @@ import soundfile
 import torch
 
 from ssd_infer.errors import DataError
+from ssd_infer.families.speech.utterances import Utterance, heldout_sets, read_manifest
 from ssd_infer.models.asr_processor import CTCASRProcessor
-from ssd_infer.speech.manifest import Utterance, heldout_sets, read_manifest
 from ssd_train.config.schema import LocalTextConfig
 from ssd_train.config.schema_speech import AsteriskSpeechConfig, HubSpeechConfig, TTSSpeechConfig
 from ssd_train.data.speech import BatchedSamples, build, collate, grammar, tts
@@ -28,7 +28,7 @@ from ssd_train.data.speech.manifest import manifest_source, split_lines
 from ssd_train.data.speech.screening import Screen, Tally
 from ssd_train.data.speech.sources import open_speech
 from ssd_train.data.speech.store import StoredSpeech, is_complete, write_speech
-from ssd_train.speech_models import build_processor, speech_config
+from ssd_train.recipes.asr_ctc.model import build_processor, speech_config
 from tests.train.speech_support import RATE, manifest_config, speech_model, speech_root, tone, write_clips
 
 

@@ -15,7 +15,7 @@ from ssd_train.losses.ctc import ctc_loss_sum, feasible, repeats
 from ssd_train.losses.hybrid import HybridWeights, hybrid_loss
 from ssd_train.losses.optimal import edit_table, optimal_targets
 from ssd_train.losses.smoothed import smoothed_cross_entropy_sum
-from ssd_train.spec_augment import Stripes, spec_augment, warp_frequencies
+from ssd_train.recipes.asr_ctc.augment import Stripes, spec_augment, warp_frequencies
 
 BLANK = 0
 

@@ -12,8 +12,8 @@ import pytest
 import wandb
 
 from ssd_infer.errors import ConfigError
-from ssd_train import tracking
 from ssd_train.config.schema import PlainConfig, Root, ScratchModelConfig, StdlibTextConfig, TrackingConfig
+from ssd_train.runs import tracking
 
 REPORT: dict[str, Any] = {
     "identity": {"step": 40},
@@ -265,7 +265,7 @@ def test_wandb_is_not_imported_before_it_is_asked_for() -> None:
     import subprocess
     import sys
 
-    code = "import sys, ssd_train.tracking; sys.exit('wandb' in sys.modules)"
+    code = "import sys, ssd_train.runs.tracking; sys.exit('wandb' in sys.modules)"
     root = Path(__file__).resolve().parents[2]
     assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
 

@@ -13,8 +13,15 @@ from filelock import FileLock
 
 from ssd_infer.content import text_digest
 from ssd_infer.errors import DataError
+from ssd_infer.families.speech.utterances import (
+    DEV,
+    FILE,
+    FOLDER,
+    read_manifest,
+    read_utterances,
+    save_utterances,
+)
 from ssd_infer.models.asr_processor import CTCASRProcessor
-from ssd_infer.speech.manifest import DEV, FILE, FOLDER, read_manifest, read_utterances, save_utterances
 from ssd_train.config.schema import Root
 from ssd_train.config.schema_speech import SpeechDataConfig
 from ssd_train.data.packing import write_json

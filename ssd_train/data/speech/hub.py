@@ -10,8 +10,8 @@ from typing import Any
 
 from ssd_infer.content import files_digest, text_digest
 from ssd_infer.errors import DataError
-from ssd_infer.speech.audio import AudioError, from_array, read_audio
-from ssd_infer.speech.manifest import Utterance
+from ssd_infer.families.speech.audio import AudioError, from_array, read_audio
+from ssd_infer.families.speech.utterances import Utterance
 from ssd_train.config.schema_speech import HubSpeechConfig
 from ssd_train.data.hub import cache_of, dataset_content, remote_content, unloadable
 from ssd_train.data.sources import content_share

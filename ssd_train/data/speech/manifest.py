@@ -12,11 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ssd_infer.checks import suggest
+from ssd_infer.config.checks import suggest
 from ssd_infer.content import files_digest, text_digest
 from ssd_infer.errors import DataError
-from ssd_infer.speech.audio import AudioError, read_audio
-from ssd_infer.speech.manifest import Line, Utterance, read_manifest
+from ssd_infer.families.speech.audio import AudioError, read_audio
+from ssd_infer.families.speech.utterances import Line, Utterance, read_manifest
 from ssd_train.config.schema_speech import ManifestSpeechConfig
 from ssd_train.data.sources import content_share
 from ssd_train.data.speech.screening import Screen, Tally

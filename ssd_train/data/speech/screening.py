@@ -10,9 +10,9 @@ from itertools import pairwise
 from typing import Any
 
 from ssd_infer.errors import DataError
+from ssd_infer.families.speech.utterances import Utterance
 from ssd_infer.models.asr_processor import unknown_characters
 from ssd_infer.models.ctc_asr_config import encoder_lengths
-from ssd_infer.speech.manifest import Utterance
 from ssd_train.data.framing import plain_ids
 
 logger = logging.getLogger(__name__)

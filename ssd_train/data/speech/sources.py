@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 
 from ssd_infer.content import text_digest
 from ssd_infer.errors import DataError
-from ssd_infer.speech.manifest import Utterance
+from ssd_infer.families.speech.utterances import Utterance
 from ssd_train.config.schema import DataConfig
 from ssd_train.config.schema_speech import (
     AsteriskSpeechConfig,

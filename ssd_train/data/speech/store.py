@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ssd_infer.speech.manifest import Utterance
+from ssd_infer.families.speech.utterances import Utterance
 from ssd_train.data.packing import write_json
 
 _FEATURES, _INDEX = "features.f16", "index.json"

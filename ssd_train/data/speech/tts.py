@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from ssd_infer.content import text_digest
-from ssd_infer.speech.audio import resample
-from ssd_infer.speech.manifest import Utterance
+from ssd_infer.families.speech.audio import resample
+from ssd_infer.families.speech.utterances import Utterance
 from ssd_train.config.schema_speech import TTSSpeechConfig
 from ssd_train.data.sources import content_share
 from ssd_train.data.speech import grammar

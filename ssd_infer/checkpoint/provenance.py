@@ -1,0 +1,118 @@
+"""Say what was evaluated and where: weights, recipe, command, versions, machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+import ssd_infer
+from ssd_infer.config.evaluation import EvalSettings
+from ssd_infer.threads import waiting
+from ssd_infer.tuning.environment import cpu_name, device_name
+
+_WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
+
+
+def weights_sha256(checkpoint: str | Path) -> str:
+    """Hash the weight files: of one file its plain SHA-256, of several the hash of their names and hashes."""
+    folder = Path(checkpoint)
+    pattern = next((pattern for pattern in _WEIGHTS if any(folder.glob(pattern))), "config.json")
+    digests = [(path.name, _file_hash(path)) for path in sorted(folder.glob(pattern))]
+    if len(digests) == 1:
+        return digests[0][1]
+    return hashlib.sha256(json.dumps(digests).encode()).hexdigest()
+
+
+def identity(checkpoint: str) -> dict[str, Any]:
+    """Return the report's `identity` object; what the checkpoint does not say is null."""
+    record = read_record(checkpoint)
+    recipe = record.get("recipe")
+    if isinstance(recipe, dict):
+        recipe = recipe.get("name") or recipe.get("kind")
+    step = record.get("step")
+    provenance = record.get("provenance")
+    return {
+        "checkpoint": str(checkpoint),
+        "weights_sha256": weights_sha256(checkpoint),
+        "recipe": None if recipe is None else str(recipe),
+        "step": step if isinstance(step, int) else None,
+        "config": _config(Path(checkpoint), record),
+        "command": command_line(sys.argv),
+        "git": git_state(Path(ssd_infer.__file__).resolve().parent),
+        "extra": {"trained_by": provenance} if provenance else {},
+    }
+
+
+def command_line(arguments: list[str]) -> str:
+    """Return a command a shell takes again; a package's `__main__.py` is named as `python -m package`."""
+    program = Path(arguments[0])
+    start = ["python", "-m", program.parent.name] if program.name == "__main__.py" else [arguments[0]]
+    return shlex.join([*start, *arguments[1:]])
+
+
+def read_record(checkpoint: str | Path) -> dict[str, Any]:
+    """Return the checkpoint's `ssd.json`, or nothing when it was not trained here or the file is unreadable."""
+    try:
+        record = json.loads((Path(checkpoint) / "ssd.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def environment(settings: EvalSettings, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    """Return the report's `environment` object."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "ssd": ssd_infer.__version__,
+        "device": device_name(device) if device.type == "cuda" else str(device),
+        "cpu": cpu_name(),
+        "threads": torch.get_num_threads(),
+        "dtype": str(dtype).removeprefix("torch."),
+        "seed": settings.seed,
+        "extra": {"openmp_waits": waiting()},
+    }
+
+
+def git_state(folder: Path) -> dict[str, Any] | None:
+    """Return commit and dirty flag of the checkout `folder` is tracked in, or None."""
+    sha = _git(folder, "rev-parse", "HEAD")
+    if not sha or not _git(folder, "ls-files", "--", "."):
+        return None
+    return {"sha": sha, "dirty": bool(_git(folder, "status", "--porcelain", "--untracked-files=no"))}
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        command = ["git", "-C", str(folder), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)  # noqa: S603
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _config(folder: Path, record: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the training configuration saved with the checkpoint as plain data, or None."""
+    if isinstance(record.get("config"), dict):
+        return dict(record["config"])
+    if not (folder / "config.yaml").is_file():
+        return None
+    from omegaconf import OmegaConf
+
+    found = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"), resolve=False)
+    return {str(key): value for key, value in found.items()} if isinstance(found, dict) else None
+
+
+def _file_hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

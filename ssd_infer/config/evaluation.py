@@ -1,0 +1,168 @@
+"""Settings of one evaluation: which checkpoint, which drafts, which prompts, how long.
+
+`python -m ssd_infer checkpoint=DIR` fills them from `conf/evaluate.yaml`; a training run fills them from its
+own `eval` node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from omegaconf import MISSING
+
+from ssd_infer.checkpoint.steps import step_number
+from ssd_infer.config.checks import Checks, suggest
+from ssd_infer.config.compose import option_names
+
+DEVICES = ("auto", "cpu", "cuda", "mps")
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+TASKS = ("auto", "stdlib_prose", "stdlib_code", "long_continuation", "copy", "needle", "task_shift")
+
+
+@dataclass(slots=True)
+class EvalSettings:
+    """Everything `ssd_infer.evaluation.evaluate` needs to know."""
+
+    checkpoint: str = MISSING
+    """Directory of the checkpoint, as `save_pretrained` writes it."""
+    watch: str | None = None
+    """Run directory whose checkpoints are evaluated as they appear; takes the place of `checkpoint` and `out`."""
+    watch_poll_seconds: float = 30.0
+    """watch: look for a new checkpoint every so many seconds."""
+    watch_idle_minutes: float = 0.0
+    """watch: end after so long without a new checkpoint; 0 waits until the training is over."""
+    draft: str = "all"
+    """`all`, a family such as `skip_layer`, or the name of one draft strategy."""
+    draft_params: dict[str, Any] = field(default_factory=dict)
+    """Parameters of that one strategy; what is left out is `auto`."""
+    tasks: list[str] = field(default_factory=lambda: ["auto"])
+    """Prompt sets: auto, stdlib_prose, stdlib_code, long_continuation, copy, needle or file:PATH; beside one of them
+    task_shift, streams of prose, code and dialogue."""
+    out: str | None = None
+    """Directory of the report; null means `report/` inside the checkpoint."""
+    samples: int = 64
+    """Prompts of each task; more of them tell more than repeats."""
+    prompt_tokens: int = 64
+    """Longest prompt in tokens."""
+    max_new_tokens: int = 128
+    """Tokens decoded for each prompt."""
+    repeats: int = 1
+    """Timed repetitions of each prompt, after all prompts had their turn."""
+    batch_size: int = 1
+    """Rows decoded together in the timed runs."""
+    contexts: list[int] = field(default_factory=list)
+    """Prompt lengths of the long-context sweep (sparse attention beside plain decoding); empty: no sweep."""
+    batches: list[int] = field(default_factory=lambda: [1])
+    """Batch sizes of that sweep."""
+    temperatures: list[float] = field(default_factory=lambda: [0.0, 1.0])
+    """Temperatures decoded at; 0 is greedy."""
+    top_k: int = 0
+    """Keep the k most probable tokens when sampling; 0 keeps all."""
+    top_p: float = 1.0
+    """Keep the smallest set of tokens with this much probability when sampling."""
+    dtype: str = "float32"
+    """Precision of weights and arithmetic: float32, bfloat16, float16 or float64."""
+    device: str = "auto"
+    """auto, cpu, cuda or mps."""
+    expert_budget: float = 0.0
+    """Keep at most this share of a mixture's routed experts in memory, the others on disk; 0 keeps all in memory."""
+    threads: int = 0
+    """CPU threads of torch; 0 leaves torch's choice."""
+    seed: int = 0
+    """Seed of prompt choice and sampling."""
+    max_minutes: float = 0.0
+    """Be done after this long, dealt out to the phases beforehand (60 % and more to measuring); 0 sets no limit."""
+    search_seconds: float = 0.0
+    """Longest search of one strategy before it is timed; 0 takes a twentieth of `max_minutes`, a minute at most."""
+    peers: bool = True
+    """Time what a user would pick instead too: prompt lookup and `assistant_early_exit`."""
+    grid: bool = True
+    """Measure a grid of exit layers and draft lengths for the heat map."""
+
+
+class EvalProtocol(Protocol):
+    """What the evaluation node of a run and the settings of an evaluation have in common."""
+
+    tasks: list[str]
+    samples: int
+    max_new_tokens: int
+    repeats: int
+    max_minutes: float
+
+
+def check_protocol(settings: EvalProtocol, checks: Checks) -> None:
+    """Check tasks and counts."""
+    for key in ("samples", "max_new_tokens", "repeats"):
+        checks.at_least(key, getattr(settings, key), 1)
+    checks.at_least("max_minutes", settings.max_minutes, 0)
+    checks.require(
+        len(settings.tasks) > 0, "tasks", "must name at least one task", settings.tasks, "try [auto]"
+    )
+    alone = list(settings.tasks) == ["task_shift"]
+    rule = "times nothing by itself"
+    checks.require(not alone, "tasks", rule, settings.tasks, "try [auto,task_shift]")
+    for index, task in enumerate(settings.tasks):
+        if task.startswith("file:"):
+            exists = Path(task.removeprefix("file:")).expanduser().is_file()
+            checks.require(exists, f"tasks.{index}", "there is no such file", task)
+        else:
+            rule = "is not a task"
+            checks.require(task in TASKS, f"tasks.{index}", rule, task, suggest(task, [*TASKS, "file:PATH"]))
+
+
+def check_draft(draft: str, checks: Checks) -> None:
+    """Check that `draft` names a strategy; what follows a colon is that strategy's variant."""
+    known = option_names("draft")
+    good = draft in known or draft.partition(":")[0] in known
+    checks.require(good, "draft", "is not a draft strategy", draft, suggest(draft, known))
+
+
+def validate(settings: EvalSettings, checks: Checks) -> None:
+    """Note every broken rule of `settings` in `checks`; loads no weights and imports no torch."""
+    if settings.watch is None:
+        path = Path(settings.checkpoint).expanduser()
+        rule = "must be a directory with a config.json"
+        good = (path / "config.json").is_file()
+        checks.require(good, "checkpoint", rule, settings.checkpoint, _near(path))
+    else:
+        _check_watch(settings, checks)
+    check_protocol(settings, checks)
+    for key in ("prompt_tokens", "batch_size"):
+        checks.at_least(key, getattr(settings, key), 1)
+    for key in ("threads", "seed", "top_k", "search_seconds"):
+        checks.at_least(key, getattr(settings, key), 0)
+    checks.within("expert_budget", settings.expert_budget, 0, 1)
+    checks.require(len(settings.batches) > 0, "batches", "must not be empty", [], "try [1,4]")
+    for key in ("contexts", "batches"):
+        for index, value in enumerate(getattr(settings, key)):
+            checks.at_least(f"{key}.{index}", value, 1)
+    checks.choice("dtype", settings.dtype, DTYPES)
+    checks.choice("device", settings.device.partition(":")[0], DEVICES)
+    checks.require(0 < settings.top_p <= 1, "top_p", "must be above 0 and at most 1", settings.top_p)
+    checks.require(len(settings.temperatures) > 0, "temperatures", "must not be empty", [], "try [0,1]")
+    for index, temperature in enumerate(settings.temperatures):
+        checks.at_least(f"temperatures.{index}", temperature, 0, "0 is greedy")
+
+
+def _check_watch(settings: EvalSettings, checks: Checks) -> None:
+    """Check that a run can be watched; it need not have begun."""
+    assert settings.watch is not None
+    rule = "must be a run directory, outputs/RECIPE/RUN_NAME, or the place of one still to come"
+    path = Path(settings.watch).expanduser()
+    checks.require(not path.exists() or path.is_dir(), "watch", rule, settings.watch)
+    rule = "goes to reports/ of the run that is watched"
+    checks.require(settings.out is None, "out", rule, settings.out, "leave it out")
+    checks.above_zero("watch_poll_seconds", settings.watch_poll_seconds)
+    checks.at_least("watch_idle_minutes", settings.watch_idle_minutes, 0)
+
+
+def _near(path: Path) -> str:
+    """Suggest the newest checkpoint inside the run directory `path`, or the first part of it that is missing."""
+    steps = list((path / "checkpoints").glob("step-*/config.json"))
+    if steps:
+        newest = max(steps, key=lambda file: step_number(file.parent))
+        return f"that is a run; try checkpoint={newest.parent}"
+    missing = [part for part in (path, *path.parents) if not part.exists()]
+    return f"{missing[-1]} does not exist" if missing else "there is no config.json in it"

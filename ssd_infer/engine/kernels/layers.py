@@ -1,0 +1,68 @@
+"""Layer views that attend through grouped attention; parameters and caches are the target's own."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+from ssd_infer.engine.kernels.grouped import BACKEND, Attend, FullAttention
+from ssd_infer.engine.model_view import once
+from ssd_infer.engine.target import SelfMasking, Target
+from ssd_infer.engine.window import Window
+from ssd_infer.errors import UnsupportedModelError, one_line
+
+
+def attention_view(target: Target, attend: Attend) -> SelfMasking:
+    """Return shallow copies of the target's layers whose attention modules attend by `attend`."""
+    return SelfMasking(_view(layer, attend) for layer in target.layers)
+
+
+def _view(layer: nn.Module, attend: Attend) -> nn.Module:
+    view, module = copy.copy(layer), copy.copy(layer._modules["self_attn"])
+    assert module is not None
+    config: Any = copy.copy(module.config)
+    config._attn_implementation_internal = BACKEND
+    module.__dict__ |= {"config": config, "ssd_attend": attend}
+    view._modules = layer._modules | {"self_attn": module}
+    return view
+
+
+@once
+@torch.inference_mode()
+def why_not(target: Target) -> str | None:
+    """Return None when grouped attention computes what `target` computes, otherwise the reason in one sentence.
+
+    Look for attention modules, sliding windows and wrappers, then compare six tokens with the target's own pass.
+    """
+    windows = [width for width in target.sliding if width is not None]
+    if windows:
+        return f"its layers attend to a sliding window of {windows[0]} tokens, which is a sparse attention already"
+    for layer in target.layers:
+        attention = layer._modules.get("self_attn")
+        if attention is None or getattr(attention, "layer_idx", None) is None:
+            return f"{type(layer).__name__} has no `self_attn` that goes through transformers' attention interface"
+        if "forward" in vars(layer) or "forward" in vars(attention):
+            return "its attention was replaced by a wrapper, which would not read selected slots"
+    ids = torch.arange(6, device=target.device).unsqueeze(0) % target.vocab_size
+    geometry = target.geometry(6)
+    outputs = []
+    for grouped in (False, True):
+        cache = target.new_cache(1, 6)
+        layers = attention_view(target, FullAttention(cache)) if grouped else None
+        try:
+            for first, last in ((0, 3), (3, 6)):
+                window = Window(geometry, [first], last - first)
+                hidden = target.run(target.embed(ids[:, first:last]), window, cache, layers=layers)
+        except UnsupportedModelError as error:
+            return f"its attention cannot be computed here: {error}"
+        except Exception as error:  # noqa: BLE001  the sentence says what was raised
+            return f"its attention cannot be computed here: {one_line(error)}"
+        outputs.append(target.logits(hidden).float())
+    scale = float(outputs[0].abs().max()) + 1e-6
+    error_share = float((outputs[0] - outputs[1]).abs().max()) / scale
+    if not error_share <= max(1e-4, 8 * torch.finfo(target.dtype).eps):
+        return f"its attention is not plain softmax attention: grouped attention is off by {error_share:.1e}"
+    return None

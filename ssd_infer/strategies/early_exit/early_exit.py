@@ -1,0 +1,94 @@
+"""Draft `early_exit`: the first E layers and the shared head draft; layers E..L verify from the stored exit states.
+
+LayerSkip (arXiv 2404.16710) section 4.3. Keys and values of the first E layers are the target's own, so one cache
+serves both, and the verify pass runs those layers only for the last drafted token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from torch import Tensor
+
+from ssd_infer.engine.session import Session
+from ssd_infer.engine.target import Target
+from ssd_infer.errors import Problem
+from ssd_infer.strategies.base import Auto, DraftParams, Resolved, at_least
+from ssd_infer.strategies.stepwise import Stepwise
+
+
+@dataclass(slots=True)
+class EarlyExitParams(DraftParams):
+    """Where to exit, how many tokens to draft, and the confidence below which a row stops drafting."""
+
+    exit_layer: int | Auto = "auto"
+    gamma: int | Auto = "auto"
+    confidence: float | Auto = "auto"
+
+    def problems(self, target: Target | None) -> list[Problem]:
+        """Check 1 <= exit_layer < L, gamma >= 1 and 0 <= confidence < 1."""
+        found = at_least("exit_layer", self.exit_layer, 1) + at_least("gamma", self.gamma, 1)
+        if target is not None and isinstance(self.exit_layer, int) and self.exit_layer >= target.num_layers:
+            rule = f"must be < {target.num_layers}, the layers of this model"
+            found.append(
+                Problem(
+                    "draft_params.exit_layer", rule, self.exit_layer, f"try {max(1, target.num_layers // 4)}"
+                )
+            )
+        if self.confidence != "auto" and not 0 <= self.confidence < 1:
+            found.append(
+                Problem("draft_params.confidence", "must be in [0, 1)", self.confidence, "0 turns it off")
+            )
+        return found
+
+
+class EarlyExit(Stepwise):
+    """Draft with the first E layers, at most γ tokens a round."""
+
+    name = "early_exit"
+    family = "skip_layer"
+    Params = EarlyExitParams
+
+    def __init__(self, session: Session, params: DraftParams) -> None:
+        """Bind to `session`; `params` must have no `auto` left."""
+        super().__init__(session, params)
+        settled = cast(EarlyExitParams, params)
+        self.exit_layer = self.resume_layer = int(settled.exit_layer)
+        self.gamma = int(settled.gamma)
+        self.confidence = 0.0 if settled.confidence == "auto" else settled.confidence
+
+    def step(self, token: Tensor, offset: int) -> Tensor:
+        """Run the first E layers on one `token` `(B,)` a row; return exit states `(B, 1, d)`."""
+        session, target = self.session, self.session.target
+        window = session.window(1, offset)
+        return target.run(target.embed(token.unsqueeze(1)), window, session.cache, 0, self.exit_layer)
+
+    @classmethod
+    def applicable(cls, target: Target) -> str | None:
+        """Need at least two layers: one to exit after, one to verify with."""
+        return (
+            None
+            if target.num_layers >= 2
+            else "the model has a single layer, so there is nothing to exit from"
+        )
+
+    @classmethod
+    def search_space(cls, target: Target) -> dict[str, Sequence[Any]]:
+        """Return exits up to half the depth, and γ from 1 to 12."""
+        return {"exit_layer": range(1, target.num_layers // 2 + 1), "gamma": range(1, 13)}
+
+    @classmethod
+    def max_draft(cls, params: DraftParams) -> int:
+        """Return γ."""
+        return int(cast(EarlyExitParams, params).gamma)
+
+    @classmethod
+    def resolve(
+        cls, target: Target, params: DraftParams, prompts: list[list[int]], do_sample: bool
+    ) -> Resolved:
+        """Choose E and γ by predicted speedup on a calibration of `prompts`; plain decoding when none exceeds 1."""
+        from ssd_infer.strategies.early_exit.exit_calibration import settle_early_exit
+
+        return settle_early_exit(target, cast(EarlyExitParams, params), prompts, do_sample)

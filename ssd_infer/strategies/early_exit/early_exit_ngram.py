@@ -1,0 +1,213 @@
+"""Draft `early_exit+ngram`: speculation inside the draft.
+
+A copied continuation (prompt lookup) is itself verified by the exit in one pass over the first E layers: by the very
+acceptance rule the target uses later, so what comes out is distributed exactly as the exit would have drafted it,
+many tokens for the price of one early pass. The exit's own next token and more drafted steps follow. Where a long
+match has proved reliable on this row, the copy goes to the target as it is, without asking the exit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from ssd_infer.engine.acceptance import accept
+from ssd_infer.engine.sampling import Sampler
+from ssd_infer.engine.session import Feedback, Proposal, Session
+from ssd_infer.engine.target import Target
+from ssd_infer.errors import Problem
+from ssd_infer.strategies.base import DraftParams, at_least
+from ssd_infer.strategies.early_exit.early_exit import EarlyExit, EarlyExitParams
+from ssd_infer.strategies.ngram.ngram import NgramIndex, pack
+
+
+@dataclass(slots=True)
+class EarlyExitNgramParams(EarlyExitParams):
+    """Early-exit parameters, and how many tokens to copy from which matches."""
+
+    copy: int = 10
+    max_ngram: int = 4
+    min_ngram: int = 1
+    trust: int = 3
+    """Matches of at least this many tokens may bypass the exit once they have proved reliable; 0 turns it off."""
+
+    def problems(self, target: Target | None) -> list[Problem]:
+        """Check the early-exit rules, copy >= 1 and 1 <= min_ngram <= max_ngram."""
+        found = EarlyExitParams.problems(self, target)
+        found += at_least("copy", self.copy, 1) + at_least("min_ngram", self.min_ngram, 1)
+        if self.max_ngram < self.min_ngram:
+            found.append(
+                Problem(
+                    "draft_params.max_ngram", "must be >= min_ngram", self.max_ngram, f"try {self.min_ngram}"
+                )
+            )
+        return found
+
+
+@dataclass(slots=True)
+class Reliability:
+    """Running mean of tokens won by one way of drafting; starts at `prior`, as if seen twice."""
+
+    prior: float
+    total: float = field(init=False)
+    weight: float = 2.0
+
+    def __post_init__(self) -> None:
+        """Start from the prior."""
+        self.total = self.prior * self.weight
+
+    @property
+    def mean(self) -> float:
+        """Tokens won per round, recent rounds weighing more."""
+        return self.total / self.weight
+
+    def learn(self, won: float) -> None:
+        """Record one round; older rounds fade by a tenth."""
+        self.total = 0.9 * self.total + won
+        self.weight = 0.9 * self.weight + 1.0
+
+
+class EarlyExitNgram(EarlyExit):
+    """Copy, let the exit check the copy, draft on from there."""
+
+    name = "early_exit+ngram"
+    family = "skip_layer"
+    Params = EarlyExitNgramParams
+
+    def __init__(self, session: Session, params: DraftParams) -> None:
+        """Keep one n-gram index a row, and what copies and exits won so far."""
+        super().__init__(session, params)
+        self.copying = cast(EarlyExitNgramParams, params)
+        self.indices = [NgramIndex(self.copying.min_ngram, self.copying.max_ngram) for _ in session.rows]
+        self._raw = Reliability(prior=float(self.copying.copy))
+        self._checked = Reliability(prior=float(self.gamma) / 2)
+        self._is_raw = False
+
+    def propose(self, limit: int) -> Proposal:
+        """Draft from a copy where a row has one; without any copy this is plain early-exit drafting."""
+        found = [
+            index.lookup(row.tokens, min(self.copying.copy, limit))
+            for index, row in zip(self.indices, self.session.rows, strict=True)
+        ]
+        copies = [tokens for tokens, _ in found]
+        self._is_raw = self._trusts([size for _, size in found])
+        if self._is_raw:
+            return pack(self.session, copies)
+        if not any(copies):
+            return super().propose(limit)
+        return self._checked_copy(copies, limit)
+
+    def observe(self, feedback: Feedback) -> None:
+        """Learn what this way of drafting won."""
+        won = sum(feedback.accepted) / len(feedback.accepted)
+        (self._raw if self._is_raw else self._checked).learn(won)
+
+    def keep_rows(self, kept: list[int]) -> None:
+        """Forget the indices of ended rows."""
+        self.indices = [self.indices[position] for position in kept]
+
+    def _trusts(self, sizes: list[int]) -> bool:
+        """Tell whether raw copies are expected to win more tokens than checked ones."""
+        trust = self.copying.trust
+        return trust > 0 and min(sizes) >= trust and self._raw.mean > self._checked.mean
+
+    def _checked_copy(self, copies: list[list[int]], limit: int) -> Proposal:
+        """Verify copies with the exit, then draft on until γ tokens are there."""
+        session, target = self.session, self.session.target
+        packed = pack(session, copies)
+        ids = torch.cat([session.pending.unsqueeze(1), packed.tokens], dim=1)
+        window = session.window(ids.shape[1])
+        hidden = target.run(target.embed(ids), window, session.cache, 0, self.exit_layer)
+        logits = target.logits(hidden)
+        kept, following = accept(logits, packed.tokens, packed.counts, None, session.sampler)
+        kept_host = [min(count, limit - 1) for count in kept.tolist()]
+        steps = max(0, min(self.gamma, limit) - 1 - min(kept_host))
+        draft = _Buffer.start(packed.tokens, following, kept, hidden, logits, session.sampler, steps)
+        token = draft.tokens[
+            torch.arange(len(kept_host), device=ids.device), torch.tensor(kept_host, device=ids.device)
+        ]
+        for step in range(steps):
+            at = [count + 1 + step for count in kept_host]
+            hidden = self._early(token, at)
+            token, q = self._pick(target.logits(hidden))
+            draft.write(at, hidden, token, q)
+        ends = [count + 1 + steps for count in kept_host]
+        draft.write(ends, self._early(token, ends))
+        counts = [
+            min(end, limit) for end in ends
+        ]  # only what is proposed is cut, never where a state belongs
+        return draft.proposal(counts, self.exit_layer, forwards=1 + steps)
+
+    def _early(self, token: Tensor, at: list[int]) -> Tensor:
+        """Run the first E layers on one `token` `(B,)` a row, `at[b]` past its committed length; return `(B, d)`."""
+        session, target = self.session, self.session.target
+        window = session.window_at(
+            [length + offset for length, offset in zip(session.lengths, at, strict=True)]
+        )
+        return target.run(target.embed(token.unsqueeze(1)), window, session.cache, 0, self.exit_layer)[:, 0]
+
+    @classmethod
+    def max_draft(cls, params: DraftParams) -> int:
+        """Return the longest of γ drafts and a copy with its follower and steps."""
+        settled = cast(EarlyExitNgramParams, params)
+        return int(settled.gamma) + settled.copy + 1
+
+
+@dataclass(slots=True)
+class _Buffer:
+    """Drafted tokens, exit states and distributions of rows that stand at different positions."""
+
+    tokens: Tensor
+    hidden: Tensor
+    probs: Tensor | None
+
+    @classmethod
+    def start(
+        cls,
+        copies: Tensor,
+        following: Tensor,
+        kept: Tensor,
+        hidden: Tensor,
+        logits: Tensor,
+        sampler: Sampler,
+        steps: int,
+    ) -> _Buffer:
+        """Hold the checked copies `(B, k)` and each row's follower, with room for `steps` more."""
+        batch, width = hidden.shape[:2]
+        room = width + steps + 1
+        tokens = copies.new_zeros((batch, room))
+        tokens[:, : width - 1] = copies
+        tokens.scatter_(1, kept.unsqueeze(1), following.unsqueeze(1))
+        states = hidden.new_zeros((batch, room, hidden.shape[-1]))
+        states[:, :width] = hidden
+        if sampler.greedy:
+            return cls(tokens, states, None)
+        q = sampler.probs(logits)
+        probs = q.new_zeros((batch, room, q.shape[-1]))
+        probs[:, :width] = q
+        return cls(tokens, states, probs)
+
+    def write(
+        self, at: list[int], hidden: Tensor, token: Tensor | None = None, q: Tensor | None = None
+    ) -> None:
+        """Store the exit state `(B, d)` of each row's position `at[b]`, and the token drafted from it."""
+        rows = torch.arange(len(at), device=hidden.device)
+        position = torch.tensor(at, device=hidden.device)
+        self.hidden[rows, position] = hidden
+        if token is not None:
+            self.tokens[rows, position] = token
+        if q is not None and self.probs is not None:
+            self.probs[rows, position] = q
+
+    def proposal(self, counts: list[int], exit_layer: int, forwards: int) -> Proposal:
+        """Cut to the longest row."""
+        width = max(counts)
+        ragged = min(counts) < width
+        real = torch.tensor(counts, device=self.tokens.device) if ragged else None
+        probs = None if self.probs is None else self.probs[:, :width]
+        return Proposal(
+            self.tokens[:, :width], real, probs, self.hidden[:, : width + 1], exit_layer, forwards
+        )

@@ -1,0 +1,189 @@
+"""Choose the exit layer and γ from what this checkpoint does on its own text and what its layers cost here.
+
+Lossless greedy decoding emits the target's own text whatever the draft, so one teacher-forced pass over that text
+tells, for every exit at once, which drafts would be accepted: simulated α is exact, not an estimate from one (E, γ).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from ssd_infer.engine.loop import Decoding
+from ssd_infer.engine.sampling import Sampler, SamplingParams
+from ssd_infer.engine.session import open_session
+from ssd_infer.engine.stats import Stats
+from ssd_infer.engine.stopping import StopRule
+from ssd_infer.engine.target import Target
+from ssd_infer.strategies.base import Resolved
+from ssd_infer.tuning.costs import Costs, measure_costs, predicted_speedup
+from ssd_infer.tuning.environment import surroundings_key
+from ssd_infer.tuning.rounds import draft_limits, expected_rounds, greedy_rounds
+
+if TYPE_CHECKING:
+    from ssd_infer.strategies.early_exit.early_exit import EarlyExitParams
+
+MAX_GAMMA = 12
+THRESHOLDS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+_CALIBRATION_PROMPTS, _PROMPT_TOKENS, _NEW_TOKENS = 8, 96, 64
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What one (E, γ, θ) should give: simulated acceptance, measured costs, and the speedup they imply."""
+
+    exit_layer: int
+    gamma: int
+    confidence: float
+    alpha: float
+    tau: float
+    c: float
+    verify_ratio: float
+    speedup: float
+
+
+@dataclass(slots=True)
+class ExitProfile:
+    """What every exit would have drafted along calibration texts, `(exits, texts, n)`, and what drafting costs."""
+
+    acceptance: Tensor
+    """Row e-1 belongs to exit e; entries are 1.0/0.0 under greedy, Σ_v min(p, q) under sampling."""
+    confidence: Tensor
+    """Highest probability of the exit's distribution at the same places."""
+    costs: Costs
+    do_sample: bool
+
+    @property
+    def exits(self) -> range:
+        """Exits the profile knows."""
+        return range(1, self.acceptance.shape[0] + 1)
+
+    def agreement(self, exit_layer: int) -> float:
+        """Return mean acceptance probability of a single drafted token."""
+        return float(self.acceptance[exit_layer - 1].mean())
+
+    def predict(self, exit_layer: int, gamma: int, confidence: float = 0.0) -> Prediction:
+        """Return the prediction for `exit_layer`, at most `gamma` drafts, and stopping below `confidence`."""
+        limits = draft_limits(self.confidence[exit_layer - 1], confidence)
+        rounds = expected_rounds if self.do_sample else greedy_rounds
+        accepted, drafted = rounds(self.acceptance[exit_layer - 1], limits, gamma)
+        alpha = accepted / drafted
+        c = self.costs.draft(exit_layer) / self.costs.plain
+        verify_ratio = self.costs.verify(exit_layer, drafted) / self.costs.plain
+        speedup = predicted_speedup(alpha, drafted, c, verify_ratio)
+        return Prediction(exit_layer, gamma, confidence, alpha, 1 + accepted, c, verify_ratio, speedup)
+
+    def best(
+        self,
+        exits: Iterable[int] | None = None,
+        gammas: Iterable[int] | None = None,
+        thresholds: Iterable[float] = (),
+    ) -> Prediction:
+        """Return the fastest prediction among `exits` × `gammas`, then with a confidence stop at the best exits.
+
+        With a stop longer drafts pay, so γ is searched again beside each of `thresholds`.
+        """
+        lengths = list(gammas or range(1, MAX_GAMMA + 1))
+        plain = [self.predict(e, g) for e in exits or self.exits for g in lengths]
+        plain.sort(key=lambda found: -found.speedup)
+        shallow = list(dict.fromkeys(found.exit_layer for found in plain))[:2]
+        stopped = [self.predict(e, g, t) for e in shallow for g in lengths for t in thresholds]
+        return max([plain[0], *stopped], key=lambda found: found.speedup)
+
+
+@torch.inference_mode()
+def profile(
+    target: Target,
+    prompts: list[list[int]],
+    do_sample: bool = False,
+    new_tokens: int = _NEW_TOKENS,
+    sampling: SamplingParams | None = None,
+    costs: Costs | None = None,
+) -> ExitProfile:
+    """Let the target continue `prompts` plainly, then compare every exit up to half the depth with it."""
+    sampling = sampling or SamplingParams(do_sample=do_sample)
+    sampler = Sampler(sampling, target.device, seed=0)
+    session = open_session(target, prompts, new_tokens, 0, sampler)
+    outputs = Decoding(session, None, StopRule(), Stats.empty(len(prompts))).run()
+    pairs = [
+        _compare(target, prompt, output, sampler) for prompt, output in zip(prompts, outputs, strict=True)
+    ]
+    acceptance, confidence = (torch.stack(part, dim=1) for part in zip(*pairs, strict=True))
+    costs = costs or measure_costs(target, max(map(len, prompts)), do_sample=do_sample)
+    return ExitProfile(acceptance, confidence, costs, do_sample)
+
+
+def _compare(target: Target, prompt: list[int], output: list[int], sampler: Sampler) -> tuple[Tensor, Tensor]:
+    """Return acceptance and confidence `(exits, n-1)` of drafts for every output token after the first."""
+    ids = torch.tensor([prompt + output[:-1]], device=target.device)
+    session = open_session(target, [ids[0].tolist()], 1, 0, sampler)
+    window = session.window(ids.shape[1])
+    hidden, states = target.embed(ids), []
+    deepest = max(1, target.num_layers // 2)
+    for index in range(target.num_layers):
+        hidden = target.run(hidden, window, session.cache, index, index + 1)
+        if index < deepest:
+            states.append(hidden[0, len(prompt) :])
+    final = target.logits(hidden[0, len(prompt) :])
+    rows = [overlap(final, target.logits(state), sampler) for state in states]
+    return torch.stack([row[0] for row in rows]), torch.stack([row[1] for row in rows])
+
+
+def overlap(final: Tensor, early: Tensor, sampler: Sampler) -> tuple[Tensor, Tensor]:
+    """Return acceptance probability and confidence `(n,)` of drafts from `early` `(n, V)` logits."""
+    if sampler.greedy:
+        top = early.float().softmax(-1).amax(-1)
+        return (final.argmax(-1) == early.argmax(-1)).float().cpu(), top.cpu()
+    q = sampler.probs(early)
+    return torch.minimum(sampler.probs(final), q).sum(-1).cpu(), q.amax(-1).cpu()
+
+
+_Key = tuple[bool, tuple[str, ...]]
+_profiles: weakref.WeakKeyDictionary[nn.Module, dict[_Key, ExitProfile]] = weakref.WeakKeyDictionary()
+
+
+def remember(target: Target, found: ExitProfile) -> None:
+    """Let `auto` use `found` for this model from now on, as long as it runs as it does now."""
+    _profiles.setdefault(target.model, {})[found.do_sample, surroundings_key(target)] = found
+
+
+def recall(target: Target, prompts: list[list[int]], do_sample: bool) -> ExitProfile:
+    """Return this model's profile, calibrating on `prompts` the first time in these surroundings."""
+    known = _profiles.get(target.model, {}).get((do_sample, surroundings_key(target)))
+    if known is None:
+        known = profile(target, [row[-_PROMPT_TOKENS:] for row in prompts[:_CALIBRATION_PROMPTS]], do_sample)
+        remember(target, known)
+    return known
+
+
+def settle_early_exit(
+    target: Target, params: EarlyExitParams, prompts: list[list[int]], do_sample: bool
+) -> Resolved:
+    """Replace `auto` in early-exit parameters; with E and γ given nothing is measured and nothing is refused.
+
+    The confidence stop is part of the choice where γ is: with both given by hand, `auto` confidence means none.
+    """
+    if params.exit_layer != "auto" and params.gamma != "auto":
+        confidence = 0.0 if params.confidence == "auto" else params.confidence
+        return Resolved(replace(params, confidence=confidence))
+    known = recall(target, prompts, do_sample)
+    exits = None if params.exit_layer == "auto" else [int(params.exit_layer)]
+    if exits is not None and exits[0] not in known.exits:
+        exits = [known.exits[-1]]
+    gammas = None if params.gamma == "auto" else [int(params.gamma)]
+    free = params.confidence == "auto" and gammas is None
+    best = known.best(exits, gammas, THRESHOLDS if free else ())
+    chosen = f"exit {best.exit_layer}, γ {best.gamma}"
+    if best.speedup < 1.0:
+        note = f"plain decoding: the best predicted speedup is {best.speedup:.2f} ({chosen})"
+        return Resolved(None, note, best.speedup)
+    exit_layer = best.exit_layer if params.exit_layer == "auto" else params.exit_layer
+    confidence = best.confidence if params.confidence == "auto" else params.confidence
+    settled = replace(params, exit_layer=exit_layer, gamma=best.gamma, confidence=confidence)
+    note = f"auto: {chosen}, stop below {confidence:g}, predicted {best.speedup:.2f}×"
+    return Resolved(settled, note, best.speedup)

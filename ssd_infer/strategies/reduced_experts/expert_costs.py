@@ -1,0 +1,121 @@
+"""Seconds of plain steps, reduced drafts and verify passes on real text, and the experts such passes need.
+
+t(T) depends on which experts T tokens share and which of them are in memory, so nothing is timed on made-up tokens:
+texts are read in windows of all widths, as decoding would read them if every draft were right. What wrong drafts and
+choosing tokens add is not in such passes; it is the factor by which real rounds took longer than passes say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ssd_infer.engine.session import Session
+from ssd_infer.engine.target import Target
+from ssd_infer.engine.window import Window
+from ssd_infer.offload.layout import MoeLayer, moe_layers
+from ssd_infer.strategies.reduced_experts.expert_views import reduced_view
+from ssd_infer.strategies.reduced_experts.union import membership, union_size
+from ssd_infer.tuning.costs import non_decreasing, timed
+
+WIDTHS = (2, 3, 5, 9, 17)
+
+
+@dataclass(frozen=True, slots=True)
+class MoeCosts:
+    """Seconds of whole-model passes, and the mean union of experts a layer."""
+
+    plain: float
+    draft: float
+    """One drafted token, while experts are read ahead where they are."""
+    widths: tuple[int, ...]
+    verify: tuple[float, ...]
+    union: tuple[float, ...]
+    """U(T) for each of `widths`."""
+    top_k: int
+    excess: float = 1.0
+    """Seconds of real rounds over what the figures above say of them."""
+
+    def verify_at(self, width: float) -> float:
+        """Return seconds of a verify pass over `width` tokens, interpolated; as steep as at the end beyond."""
+        last = self.widths[-1]
+        if width <= last:
+            return float(np.interp(width, (1, *self.widths), (self.plain, *self.verify)))
+        slope = (self.verify[-1] - self.verify[-2]) / (last - self.widths[-2])
+        return self.verify[-1] + max(0.0, slope) * (width - last)
+
+    def speedup(self, rounds: Sequence[tuple[int, int]]) -> float:
+        """Return the predicted speedup of `rounds` of (emitted, drafted) tokens."""
+        spent = self.excess * self.passes(drafted for _, drafted in rounds)
+        return sum(emitted for emitted, _ in rounds) * self.plain / spent if rounds else 0.0
+
+    def passes(self, drafted: Iterable[int]) -> float:
+        """Return the seconds of the passes of rounds that draft so many tokens each."""
+        return sum(count * self.draft + self.verify_at(count + 1) for count in drafted)
+
+
+class CostMeter:
+    """Times of passes over consecutive windows of texts, drafts before each; every text begins with another width."""
+
+    def __init__(self, target: Target) -> None:
+        """Start with no times."""
+        self.target = target
+        self._texts = 0
+        self._drafts: list[float] = []
+        self._verify: dict[int, list[float]] = {width: [] for width in WIDTHS}
+        self._unions: dict[int, list[float]] = {width: [] for width in WIDTHS}
+
+    @torch.inference_mode()
+    def read(self, session: Session, text: list[int], first: int, view: Sequence[nn.Module]) -> None:
+        """Read `text` from position `first` on; `session` must be open for its length and prefilled up to `first`."""
+        ids = torch.tensor([text], device=self.target.device)
+        at, turn = first, self._texts
+        while at < len(text):
+            width = min(WIDTHS[turn % len(WIDTHS)], len(text) - at)
+            for ahead in range(width - 1):
+                self._drafts.append(self._timed(session, ids, at + ahead, 1, view))
+            seconds = self._timed(session, ids, at, width, session.layers)
+            if width in self._verify:
+                self._verify[width].append(seconds)
+            at, turn = at + width, turn + 1
+        self._texts += 1
+        self._read_unions(session, ids, first)
+
+    def costs(self, plain: float) -> MoeCosts:
+        """Return the means, with seconds of a plain step; wider passes never cost less."""
+        widths = tuple(width for width in WIDTHS if self._verify[width] and self._unions[width])
+        verify = non_decreasing([float(np.mean(self._verify[width])) for width in widths])
+        unions = tuple(float(np.mean(self._unions[width])) for width in widths)
+        top_k = min(layer.top_k for layer in moe_layers(self.target.layers))
+        return MoeCosts(plain, float(np.mean(self._drafts)), widths, tuple(verify), unions, top_k)
+
+    def _timed(
+        self, session: Session, ids: Tensor, at: int, width: int, layers: Sequence[nn.Module] | None
+    ) -> float:
+        return timed(partial(_run, session, ids, at, width, layers), self.target.device)
+
+    def _read_unions(self, session: Session, ids: Tensor, first: int) -> None:
+        """Note U(T) of the text for every width, a mean over layers."""
+        heard: list[Tensor] = []
+
+        def listen(layer: MoeLayer, index: Tensor) -> None:
+            heard.append(membership(index, layer.num_experts))
+
+        length = ids.shape[1] - first
+        _run(session, ids, first, length, reduced_view(self.target, None, listener=listen))
+        for width in WIDTHS:
+            if width <= length:
+                self._unions[width].append(float(np.mean([float(union_size(u, width)) for u in heard])))
+
+
+def _run(session: Session, ids: Tensor, at: int, width: int, layers: Sequence[nn.Module] | None) -> None:
+    """Run one pass over `width` tokens of `ids` `(1, T)` from position `at` on, and choose tokens."""
+    target = session.target
+    hidden = target.embed(ids[:, at : at + width])
+    window = Window(session.geometry, [at], width)
+    target.logits(target.run(hidden, window, session.cache, layers=layers)).argmax(-1)

@@ -1,0 +1,158 @@
+"""Search results beside the checkpoint, and the question whether they hold where they are read.
+
+Acceptance depends on the weights; which set is fastest depends on the machine as well: attention and MLP cost
+different shares on every device, precision and attention backend. A result counts only where all of it matches.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import transformers
+from torch import nn
+
+from ssd_infer.content import weights_digest
+from ssd_infer.engine.sublayers import SkipSet
+from ssd_infer.engine.target import Target
+from ssd_infer.strategies.skip_layers.search_result import Found
+from ssd_infer.tuning.environment import surroundings
+from ssd_infer.tuning.prediction import Outlook
+
+FILE = "ssd_skip_set.json"
+VERSION = 1
+
+
+def fingerprint(model: nn.Module) -> str:
+    """Hash names, shapes and all values of all parameters: a change anywhere makes other weights of them."""
+    return weights_digest(model)
+
+
+def circumstances(target: Target, do_sample: bool) -> dict[str, str]:
+    """Say under what a search result holds."""
+    return {
+        "weights": fingerprint(target.model),
+        **surroundings(target),
+        "transformers": transformers.__version__,
+        "choice": "sampling" if do_sample else "greedy",
+    }
+
+
+def folder_of(target: Target) -> Path | None:
+    """Return the directory the model was loaded from, or None."""
+    path = str(getattr(target.config, "_name_or_path", "") or "")
+    return Path(path) if path and Path(path).is_dir() else None
+
+
+def save(folder: Path, target: Target, do_sample: bool, found: Found) -> Path:
+    """Write `found` into `folder`, replacing its method's result for the same circumstances; return the file."""
+    where = circumstances(target, do_sample)
+    same = (where, found.method)
+    others = [entry for entry in _entries(folder)[0] if (entry["where"], entry["method"]) != same]
+    entry = {
+        "where": where,
+        "skip_attention": sorted(found.skips.attention),
+        "skip_mlp": sorted(found.skips.mlp),
+        "method": found.method,
+        "seconds": found.seconds,
+        "trials": found.trials,
+        "outlook": asdict(found.outlook),
+        "extra": found.extra,
+    }
+    path = folder / FILE
+    text = json.dumps({"version": VERSION, "results": [*others, entry]}, indent=1, sort_keys=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(text + "\n", "utf-8")
+    return partial.replace(path)
+
+
+def load(
+    folder: Path, target: Target, do_sample: bool, method: str | None = None
+) -> tuple[Found | None, str]:
+    """Return the result that holds here and "", or None and why none does ("" when there is no file).
+
+    Of several methods the fastest by its prediction counts; with a `method` only that method's. Damaged results are
+    passed over, and named when nothing else holds.
+    """
+    entries, damage = _entries(folder, target.num_layers)
+    entries = [entry for entry in entries if method in (None, entry["method"])]
+    where = circumstances(target, do_sample)
+    matching = [_found(entry) for entry in entries if entry["where"] == where]
+    if matching:
+        return max(matching, key=lambda found: found.outlook.speedup), ""
+    reasons = [f"does not hold here ({_difference(entries, where)})"] if entries else []
+    reasons += [damage] if damage else []
+    return None, f"{FILE} {' and '.join(reasons)}, so it was measured again" if reasons else ""
+
+
+def _entries(folder: Path, num_layers: int | None = None) -> tuple[list[dict[str, Any]], str]:
+    """Return the stored results that make sense (of `num_layers` layers), and what is wrong with the rest."""
+    try:
+        stored = json.loads((folder / FILE).read_text("utf-8"))
+    except FileNotFoundError:
+        return [], ""
+    except OSError as error:
+        return [], f"cannot be read ({error.strerror})"
+    except ValueError:
+        return [], "is damaged"
+    if not isinstance(stored, dict) or not isinstance(stored.get("results"), list):
+        return [], "is damaged"
+    if stored.get("version") != VERSION:
+        return [], f"is of version {stored.get('version')}, not {VERSION}"
+    sound = [entry for entry in stored["results"] if _is_sound(entry, num_layers)]
+    return sound, "is damaged" if len(sound) < len(stored["results"]) else ""
+
+
+def _is_sound(entry: Any, num_layers: int | None) -> bool:
+    """Tell whether a stored result has all its parts, each of the right kind."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("where"), dict):
+        return False
+    outlook = entry.get("outlook")
+    return (
+        isinstance(entry.get("method"), str)
+        and isinstance(entry.get("extra", {}), dict)
+        and all(_are_layers(entry.get(key), num_layers) for key in ("skip_attention", "skip_mlp"))
+        and all(_is_number(entry.get(key)) for key in ("seconds", "trials"))
+        and isinstance(outlook, dict)
+        and set(outlook) == {field.name for field in fields(Outlook)}
+        and all(_is_number(value) for value in outlook.values())
+        and _is_length(outlook["gamma"])
+    )
+
+
+def _are_layers(value: Any, num_layers: int | None) -> bool:
+    return isinstance(value, list) and all(
+        type(layer) is int and 0 <= layer < (math.inf if num_layers is None else num_layers)
+        for layer in value
+    )
+
+
+def _is_length(value: Any) -> bool:
+    return isinstance(value, int) and value >= 1
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def _difference(entries: list[dict[str, Any]], where: dict[str, str]) -> str:
+    """Name what differs from the closest stored result."""
+    lists = [
+        [
+            f"{key} was {entry['where'].get(key)}, is {value}"
+            for key, value in where.items()
+            if entry["where"].get(key) != value
+        ]
+        for entry in entries
+    ]
+    closest = min(lists, key=len)
+    return "; ".join(part for part in closest if not part.startswith("weights")) or "other weights"
+
+
+def _found(entry: dict[str, Any]) -> Found:
+    skips = SkipSet.of(entry["skip_attention"], entry["skip_mlp"])
+    outlook = Outlook(**entry["outlook"])
+    return Found(skips, outlook, entry["method"], entry["seconds"], entry["trials"], entry.get("extra", {}))

@@ -1,0 +1,164 @@
+"""Settle the `auto` of draft `skip_set`: saved result, else a quick search on the prompts at hand."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from ssd_infer.engine.sampling import SamplingParams
+from ssd_infer.engine.sublayers import SkipSet, skip_view
+from ssd_infer.engine.target import Target
+from ssd_infer.strategies.base import Resolved
+from ssd_infer.strategies.skip_layers import saved_search as store
+from ssd_infer.strategies.skip_layers.bayes import search_bayes
+from ssd_infer.strategies.skip_layers.dp import search_dp
+from ssd_infer.strategies.skip_layers.search_result import Found
+from ssd_infer.tuning.calibration_text import Material, write_material
+from ssd_infer.tuning.environment import surroundings_key
+from ssd_infer.tuning.prediction import GAMMAS, THRESHOLDS, Outlook, foresee
+from ssd_infer.tuning.race import SURE, least_running, measured_speedup
+from ssd_infer.tuning.sublayer_costs import recall_costs
+
+if TYPE_CHECKING:
+    from ssd_infer.strategies.skip_layers.skip_set import SkipSetDrafter, SkipSetParams
+
+SEARCH_SECONDS = 60.0
+"""Longest Bayesian search when nobody says otherwise."""
+_Key = tuple[bool, str | None, tuple[str, ...]]
+_found: weakref.WeakKeyDictionary[nn.Module, dict[_Key, tuple[Found, str]]] = weakref.WeakKeyDictionary()
+
+
+def remember(
+    target: Target, found: Found, do_sample: bool = False, note: str = "", method: str | None = None
+) -> None:
+    """Let `auto` use `found` for this model from now on; with a `method` only where that method is asked for.
+
+    Moved to another device, dtype or attention backend, the model is searched anew.
+    """
+    _found.setdefault(target.model, {})[do_sample, method, surroundings_key(target)] = (found, note)
+
+
+def recall(
+    target: Target,
+    prompts: list[list[int]],
+    do_sample: bool,
+    method: str | None = None,
+    seconds: float = SEARCH_SECONDS,
+) -> tuple[Found, str]:
+    """Return this model's skip set and how it was come by: remembered, saved, or searched now.
+
+    `method`: `dp`, `bayes` (at most `seconds`), or None for whatever is there, else `dp`.
+    """
+    known = _found.get(target.model, {}).get((do_sample, method, surroundings_key(target)))
+    if known is None:
+        found, note = _saved(target, do_sample, method)
+        if found is None:
+            found = _search(target, prompts, do_sample, method, seconds)
+        remember(target, found, do_sample, note, method)
+        known = (found, note)
+    return known
+
+
+def settle_skip_set(
+    strategy: type[SkipSetDrafter],
+    target: Target,
+    params: SkipSetParams,
+    prompts: list[list[int]],
+    do_sample: bool,
+    method: str | None = None,
+    seconds: float = SEARCH_SECONDS,
+) -> Resolved:
+    """Replace `auto` in skip-set parameters; without any `auto` nothing is measured and nothing is refused.
+
+    A set whose predicted speedup is below 1 is refused, one below `SURE` is put to a race first.
+    """
+    if params.settled:
+        return Resolved(params)
+    skips, note, facts = params.skips, "", dict[str, Any]()
+    if skips is None:
+        found, note = recall(target, prompts, do_sample, method, seconds)
+        skips, outlook, facts = found.skips, found.outlook, found.facts()
+        note = "; ".join(part for part in (_describe(found), note) if part)
+    if params.skips is not None or params.gamma != "auto" or params.confidence != "auto":
+        outlook = _outlook(target, skips, params, prompts, do_sample)
+        note = "; ".join(part for part in (outlook.describe(), note) if part)
+    if outlook.speedup < 1.0 or not len(skips):
+        reason = f"plain decoding: no skip set is expected to gain ({note})"
+        return Resolved(None, reason, outlook.speedup, facts)
+    settled = replace(
+        params,
+        skip_attention=sorted(skips.attention),
+        skip_mlp=sorted(skips.mlp),
+        gamma=outlook.gamma,
+        confidence=outlook.confidence,
+        aim=round(outlook.alpha, 4) if params.aim == "auto" else params.aim,
+    )
+    if params.guard != "auto":
+        return Resolved(settled, note, outlook.speedup, facts)
+    return _guarded(
+        strategy, target, settled, prompts, do_sample, Resolved(None, note, outlook.speedup, facts)
+    )
+
+
+def _guarded(
+    strategy: type[SkipSetDrafter],
+    target: Target,
+    settled: SkipSetParams,
+    prompts: list[list[int]],
+    do_sample: bool,
+    so_far: Resolved,
+) -> Resolved:
+    """Set the guard of a set that was found; refuse the set when a race says that it loses."""
+    predicted = so_far.predicted_speedup or 1.0
+    if predicted >= SURE:
+        return replace(so_far, params=replace(settled, guard=1.0))
+    raced = measured_speedup(target, strategy, settled, prompts, do_sample)
+    facts = so_far.search | {"raced_speedup": raced}
+    if raced < 1.0:
+        note = f"plain decoding: measured {raced:.2f}× on a few prompts ({so_far.note})"
+        return replace(so_far, note=note, search=facts)
+    guard = round(least_running(predicted, raced), 3)
+    note = f"{so_far.note}; measured {raced:.2f}× on a few prompts"
+    return replace(so_far, params=replace(settled, guard=guard), note=note, search=facts)
+
+
+def _search(
+    target: Target, prompts: list[list[int]], do_sample: bool, method: str | None, seconds: float
+) -> Found:
+    """Search now; the seconds reported are those of everything that had to be done for it."""
+    begin = time.perf_counter()
+    material = write_material(target, prompts, SamplingParams(do_sample=do_sample))
+    costs = recall_costs(target, _context(prompts), do_sample)
+    found = search_bayes(material, costs, seconds) if method == "bayes" else search_dp(material, costs)
+    found.extra["preparation_seconds"] = time.perf_counter() - begin - found.seconds
+    return found
+
+
+def _saved(target: Target, do_sample: bool, method: str | None) -> tuple[Found | None, str]:
+    folder = store.folder_of(target)
+    return (None, "") if folder is None else store.load(folder, target, do_sample, method)
+
+
+def _describe(found: Found) -> str:
+    parts = f"{len(found.skips.attention)} attention and {len(found.skips.mlp)} MLP sublayers skipped"
+    return f"{parts}, {found.outlook.describe()}, by {found.method} in {found.seconds:.1f} s"
+
+
+def _outlook(
+    target: Target, skips: SkipSet, params: SkipSetParams, prompts: list[list[int]], do_sample: bool
+) -> Outlook:
+    """Choose what is left open of γ and threshold for a given set."""
+    material: Material = write_material(target, prompts, SamplingParams(do_sample=do_sample))
+    scores = material.score(skip_view(target, skips))
+    gammas = GAMMAS if isinstance(params.gamma, str) else [params.gamma]
+    thresholds = THRESHOLDS if isinstance(params.confidence, str) else [params.confidence]
+    costs = recall_costs(target, _context(prompts), do_sample)
+    return foresee(scores, skips, costs, not do_sample, gammas, thresholds)
+
+
+def _context(prompts: list[list[int]]) -> int:
+    return max(map(len, prompts)) + 24

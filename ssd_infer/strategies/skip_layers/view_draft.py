@@ -1,0 +1,37 @@
+"""What drafters that run a skip set have in common."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ssd_infer.engine.sublayers import SkipSet, View, skip_view
+from ssd_infer.strategies.stepwise import Stepwise
+
+
+class ViewDraft(Stepwise):
+    """Draft with the target's layers, some sublayers left out.
+
+    Up to the first skipped sublayer the draft is the target: verification goes on from there. The keys of all later
+    layers are written again by the verify pass, so no draft key of theirs survives a round.
+    """
+
+    skips: SkipSet = SkipSet()
+    view: View = ()
+    _own: Tensor
+
+    def use(self, skips: SkipSet) -> None:
+        """Draft with `skips` from now on."""
+        self.skips = skips
+        self.view = skip_view(self.session.target, skips)
+        self.resume_layer = skips.first(self.session.target.num_layers)
+
+    def step(self, token: Tensor, offset: int) -> Tensor:
+        """Run the kept sublayers on one `token` `(B,)` a row; return `(B, 1, d)`."""
+        session, target, resume = self.session, self.session.target, self.resume_layer
+        window = session.window(1, offset)
+        self._own = target.run(target.embed(token.unsqueeze(1)), window, session.cache, 0, resume)
+        return target.run(self._own, window, session.cache, resume, layers=self.view)
+
+    def own_states(self, hidden: Tensor) -> Tensor:
+        """Return the states before the first layer with a skipped sublayer."""
+        return self._own

@@ -1,0 +1,98 @@
+"""What drafters that run one cheap forward per drafted token have in common."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from ssd_infer.engine.session import Proposal, Session
+from ssd_infer.strategies.base import Drafter, DraftParams
+
+
+class Stepwise(Drafter):
+    """Draft token by token, at most γ a round; a row stops after a token its draft was not confident about."""
+
+    gamma: int
+    confidence: float = 0.0
+    resume_layer: int = 0
+    """Layers of the target that `step` has run as the target itself would; verification goes on from there."""
+
+    def __init__(self, session: Session, params: DraftParams) -> None:
+        """Bind to `session`."""
+        super().__init__(session, params)
+        self.capture: tuple[int, ...] = ()
+
+    @abstractmethod
+    def step(self, token: Tensor, offset: int) -> Tensor:
+        """Run the draft on one `token` `(B,)` a row, `offset` past its committed length; return `(B, 1, d)`."""
+
+    def own_states(self, hidden: Tensor) -> Tensor:
+        """Return the target's own states after `resume_layer` layers, of the step that has just returned `hidden`."""
+        return hidden
+
+    def propose(self, limit: int) -> Proposal:
+        """Draft min(γ, limit) tokens, fewer for rows whose confidence falls below the threshold."""
+        return self.extend(min(self.gamma, limit), self.session.pending)
+
+    def extend(self, gamma: int, token: Tensor) -> Proposal:
+        """Draft `gamma` tokens one by one, starting from the pending `token` `(B,)`."""
+        target = self.session.target
+        drafts, states, probs = [], [], []
+        counts = alive = None
+        for step in range(gamma):
+            hidden = self.step(token, step)
+            logits = target.logits(hidden[:, 0])
+            token, q = self._pick(logits)
+            drafts.append(token)
+            if self.resume_layer:
+                states.append(self.own_states(hidden))
+            if q is not None:
+                probs.append(q)
+            if self.confidence > 0:
+                top = self._top(logits, q)
+                counts, alive = _count(top, counts, alive)
+                alive &= top >= self.confidence
+                if not bool(alive.any()):
+                    break
+        return self._proposal(drafts, counts, probs, states)
+
+    def _proposal(
+        self,
+        drafts: list[Tensor],
+        counts: Tensor | None,
+        probs: list[Tensor],
+        states: list[Tensor],
+        trusted: Tensor | None = None,
+    ) -> Proposal:
+        """Put the tokens `(B,)` of each step, with what belongs to them, side by side."""
+        return Proposal(
+            tokens=torch.stack(drafts, dim=1),
+            counts=counts,
+            probs=torch.stack(probs, dim=1) if probs else None,
+            hidden=torch.cat(states, dim=1) if states else None,
+            resume_layer=self.resume_layer,
+            forwards=len(drafts),
+            capture=self.capture,
+            trusted=trusted,
+        )
+
+    def _pick(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Choose one token a row from `(B, V)` logits, with the distribution it was drawn from when sampling."""
+        sampler = self.session.sampler
+        if sampler.greedy:
+            return logits.argmax(dim=-1), None
+        q = sampler.probs(logits)
+        return sampler.draw(q), q
+
+    def _top(self, logits: Tensor, q: Tensor | None) -> Tensor:
+        """Return the highest probability `(B,)` of the distribution just drafted from."""
+        return (logits.float().softmax(dim=-1) if q is None else q).amax(dim=-1)
+
+
+def _count(top: Tensor, counts: Tensor | None, alive: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Count this token for the rows that are still drafting; all are at the first token."""
+    if counts is None or alive is None:
+        return torch.ones_like(top, dtype=torch.long), torch.ones_like(top, dtype=torch.bool)
+    return counts + alive, alive

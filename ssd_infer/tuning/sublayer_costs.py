@@ -1,0 +1,113 @@
+"""Measured seconds of attention and MLP apart, so that the cost of any skip set is a sum."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+
+from ssd_infer.engine.sampling import Sampler, SamplingParams
+from ssd_infer.engine.session import open_session
+from ssd_infer.engine.sublayers import SkipSet, View, skip_view
+from ssd_infer.engine.target import Target
+from ssd_infer.tuning.costs import Costs, measure_costs, quiet_seconds, timed
+from ssd_infer.tuning.environment import surroundings_key
+
+MAX_WEIGHT = 5
+"""Largest integer latency ratio between the two kinds of sublayer (KnapSpec caps it there)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SublayerCosts:
+    """Seconds at one batch size and context: whole passes, and a layer that kept only one of its sublayers."""
+
+    whole: Costs
+    attention: float
+    """One layer whose MLP is skipped, one token a row."""
+    mlp: float
+    """One layer whose attention is skipped, one token a row."""
+
+    def draft(self, skips: SkipSet) -> float:
+        """Return the seconds of one drafted token, head included."""
+        layers = range(self.whole.num_layers)
+        both = sum(1 for i in layers if i not in skips.attention and i not in skips.mlp)
+        attention = sum(1 for i in layers if i in skips.mlp and i not in skips.attention)
+        mlp = sum(1 for i in layers if i in skips.attention and i not in skips.mlp)
+        kept = both * self.whole.layer_at(1) + attention * self.attention + mlp * self.mlp
+        return self.whole.step_at(1) + kept
+
+    def ratio(self, skips: SkipSet) -> float:
+        """Return c, the cost of one drafted token in plain decoding steps."""
+        return self.draft(skips) / self.whole.plain
+
+    def verify_ratio(self, gamma: float, skips: SkipSet) -> float:
+        """Return v(γ+1) in plain decoding steps: γ drafts verified from the first skipped layer on."""
+        return self.whole.verify(skips.first(self.whole.num_layers), gamma) / self.whole.plain
+
+    @property
+    def weights(self) -> tuple[int, int]:
+        """Attention and MLP seconds as small integers; the cheaper one counts 1."""
+        least = min(self.attention, self.mlp)
+        attention, mlp = (
+            min(MAX_WEIGHT, max(1, round(seconds / least))) for seconds in (self.attention, self.mlp)
+        )
+        return attention, mlp
+
+
+@torch.inference_mode()
+def measure_sublayers(
+    target: Target, context: int = 128, do_sample: bool = False, batch: int = 1, repeats: int = 9
+) -> SublayerCosts:
+    """Time one-token passes that keep nothing, attention only and MLPs only, interleaved."""
+    whole = measure_costs(target, context, do_sample, repeats, batch)
+    sampler = Sampler(SamplingParams(), target.device, seed=0)
+    session = open_session(target, [[0] * context] * batch, 1, 1, sampler)
+    session.lengths = [context] * batch
+    ids = torch.zeros((batch, 1), dtype=torch.long, device=target.device)
+    every = range(target.num_layers)
+    views: list[View] = [
+        [None] * target.num_layers,
+        skip_view(target, SkipSet.of((), every)),
+        skip_view(target, SkipSet.of(every, ())),
+    ]
+
+    def one_pass(view: View) -> None:
+        target.run(target.embed(ids), session.window(1), session.cache, layers=view)
+
+    seconds: list[list[float]] = [[] for _ in views]
+    for repeat in range(repeats + 1):
+        for spent, view in zip(seconds, views, strict=True):
+            took = timed(partial(one_pass, view), target.device)
+            if repeat:
+                spent.append(took)
+    none, attention, mlp = (quiet_seconds(spent) for spent in seconds)
+    layers = target.num_layers
+    return SublayerCosts(whole, max(1e-9, (attention - none) / layers), max(1e-9, (mlp - none) / layers))
+
+
+_Key = tuple[bool, int, tuple[str, ...]]
+_known: weakref.WeakKeyDictionary[nn.Module, dict[_Key, SublayerCosts]] = weakref.WeakKeyDictionary()
+
+
+def remember_costs(target: Target, costs: SublayerCosts, do_sample: bool = False, batch: int = 1) -> None:
+    """Let searches and drafters of this model use `costs` from now on, as long as it runs as it does now."""
+    _known.setdefault(target.model, {})[do_sample, batch, surroundings_key(target)] = costs
+
+
+def recall_costs(
+    target: Target, context: int = 128, do_sample: bool = False, batch: int = 1
+) -> SublayerCosts:
+    """Return this model's costs, measuring them the first time they are asked for at this batch size.
+
+    Run on another device, in another dtype or with another attention backend, the model is measured again. Batch sizes
+    are rounded up to a power of two, 64 at most: costs change slowly with it.
+    """
+    batch = min(64, 1 << (batch - 1).bit_length())
+    found = _known.get(target.model, {}).get((do_sample, batch, surroundings_key(target)))
+    if found is None:
+        found = measure_sublayers(target, context, do_sample, batch)
+        remember_costs(target, found, do_sample, batch)
+    return found

@@ -1,0 +1,103 @@
+"""Write the checkpoint reports of a run, and show the table of the last one.
+
+Each is made by a process of its own: beside a trainer, its loaders and a tracking service nothing is measured well.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ssd_infer.config.evaluation import EvalSettings
+from ssd_train.config.schema import Root
+from ssd_train.runs.checkpoints import CheckpointStore
+from ssd_train.runs.randomness import untouched_randomness
+from ssd_train.runs.tracking import Tracker
+
+logger = logging.getLogger(__name__)
+
+
+class Reporter:
+    """Evaluate checkpoints of one run as its `eval` settings say."""
+
+    def __init__(self, cfg: Root, run_dir: Path, tracker: Tracker) -> None:
+        """Keep what is needed; nothing is loaded before the first report."""
+        self.cfg, self.run_dir, self.tracker = cfg, run_dir, tracker
+
+    def directory(self, step: int) -> Path:
+        """Return where the report of a checkpoint goes."""
+        return self.run_dir / "reports" / f"step-{step}"
+
+    def every_checkpoint(self, path: Path, step: int) -> None:
+        """Report on a checkpoint just saved, if the run asks for that; the last one is left to `final`."""
+        if not (self.cfg.eval.enabled and self.cfg.eval.every_checkpoint) or step >= self.cfg.train.max_steps:
+            return
+        threads = torch.get_num_threads()
+        try:
+            with untouched_randomness():
+                self._evaluate(path, step)
+        except Exception:  # whatever an evaluation runs into, it is not worth the training
+            logger.exception("report of step %d failed; training goes on", step)
+        finally:
+            torch.set_num_threads(threads)
+
+    def final(self, store: CheckpointStore) -> None:
+        """Report on the last checkpoint unless that is done; print the table, the page's place and the best one.
+
+        Raises SSDError when the evaluation cannot be made; the checkpoints are safe by then.
+        """
+        steps = store.steps()
+        if not self.cfg.eval.enabled or not steps:
+            return
+        out = self.directory(steps[-1])
+        if not (out / "report.json").exists():
+            self._evaluate(store.path(steps[-1]), steps[-1])
+        _show(out)
+        best = store.best()
+        if best is not None and best != store.path(steps[-1]):
+            print(_better(best, store.best_facts()))
+
+    def _evaluate(self, path: Path, step: int) -> None:
+        from ssd_infer.evaluation import alone
+
+        out = self.directory(step)
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()  # the child needs room for the model beside this process
+        alone.evaluate_alone(self.settings(path, out))
+        CheckpointStore(self.run_dir, self.cfg.train.keep_last).mark_best()
+        self.tracker.log_report(out, step)
+
+    def settings(self, path: Path, out: Path) -> EvalSettings:
+        """Return the settings of one report."""
+        wanted, cfg = self.cfg.eval, self.cfg
+        return EvalSettings(
+            checkpoint=str(path),
+            draft=wanted.draft,
+            tasks=list(wanted.tasks),
+            out=str(out),
+            samples=wanted.samples,
+            max_new_tokens=wanted.max_new_tokens,
+            repeats=wanted.repeats,
+            max_minutes=wanted.max_minutes,
+            dtype="float32" if cfg.dtype == "float16" else cfg.dtype,
+            device=cfg.device,
+            threads=cfg.threads,
+            seed=cfg.seed,
+        )
+
+
+def _better(best: Path, facts: dict[str, Any]) -> str:
+    """Say which checkpoint is better than the last one, and by what it was chosen."""
+    if facts["metric"] == "speedup":
+        return f"fastest by its report: {best} ({facts['strategy']}, {facts['value']:.2f} times)"
+    return f"longest simulated acceptance: {best}; python -m ssd_infer checkpoint={best} reports on it"
+
+
+def _show(out: Path) -> None:
+    from ssd_infer.report.terminal import print_report
+
+    print_report(json.loads((out / "report.json").read_text(encoding="utf-8")), out)
