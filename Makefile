@@ -20,7 +20,7 @@ DEEPSPEED_ENV := PYTHONPATH=$(CURDIR)/$(VENV)/deepspeed PATH=$(CURDIR)/$(VENV)/d
 	TORCH_EXTENSIONS_DIR=$(CURDIR)/$(VENV)/torch_extensions DS_ACCELERATOR=cpu
 OLDEST_TRANSFORMERS := 5.19.0
 
-.PHONY: demo test checks bench fuzz smollm2 test-deepspeed test-oldest clean
+.PHONY: demo test checks bench fuzz smollm2 docs release test-deepspeed test-oldest clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.installed
@@ -92,6 +92,22 @@ $(VENV)/.installed-deepspeed: $(VENV)/.installed-dev
 $(VENV)/.installed-oldest: $(VENV)/.installed-dev
 	$(PY) -m pip install --quiet --quiet --disable-pip-version-check --no-deps --upgrade \
 		--target $(VENV)/oldest transformers==$(OLDEST_TRANSFORMERS)
+	@touch $@
+
+# The pages of docs/ and the API reference, into site/; fails on a broken link or a name that does not exist.
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
+	$(PY) scripts/draw_architecture.py --check
+
+# Wheel and source distribution in dist/, checked; the wheel is tried from another folder.
+release: $(VENV)/.installed-docs
+	rm -rf dist
+	$(PY) -m build --outdir dist .
+	$(VENV)/bin/twine check --strict dist/*
+	$(PY) scripts/try_wheel.py dist/*.whl
+
+$(VENV)/.installed-docs: $(VENV)/.installed-dev
+	$(PIP) --editable '.[dev,docs]'
 	@touch $@
 
 clean:

@@ -122,9 +122,9 @@ def bench_train(arguments: argparse.Namespace) -> None:
     """Time optimizer-free training steps: plain, the recipe, and the recipe without layer dropout."""
     from transformers import AutoModelForCausalLM
 
-    from ssd_train import recipes
     from ssd_train.cli.load import load_config
     from ssd_train.models import build as models
+    from ssd_train.recipes import registry as recipes
     from ssd_train.recipes.base import StepContext
 
     overrides = arguments.overrides

@@ -21,9 +21,9 @@ from ssd_infer import load
 from ssd_infer.checkpoint.load import Loaded
 from ssd_infer.cli.console import print_error
 from ssd_infer.corpus import stdlib as stdlib_corpus
+from ssd_infer.corpus.marks import own_marks
 from ssd_infer.errors import CheckpointError, ConfigError, Problem, SSDError
 from ssd_infer.families.diffusion.likelihood import BATCH, Likelihood, measure
-from ssd_infer.marks import own_marks
 
 
 def passages(count: int, characters: int) -> list[str]:

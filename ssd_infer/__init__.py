@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from ssd_infer.version import __version__
 
 _EXPORTS = {
     "generate": "ssd_infer.api",
     "load": "ssd_infer.checkpoint.load",
+    "register": "ssd_infer.strategies.registry",
     "Loaded": "ssd_infer.checkpoint.load",
     "GenerateOutput": "ssd_infer.api",
     "TranscribeOutput": "ssd_infer.strategies.ctc_draft.transcription",
@@ -28,6 +29,7 @@ __all__ = [
     "generate",
     "hf_generate",
     "load",
+    "register",
     "transcribe",
     "write_custom_generate",
 ]
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from ssd_infer.checkpoint.load import Loaded, load
     from ssd_infer.hf import hf_generate, write_custom_generate
     from ssd_infer.strategies.ctc_draft.transcription import TranscribeOutput, transcribe
+    from ssd_infer.strategies.registry import register
 
 
 def __getattr__(name: str) -> Any:

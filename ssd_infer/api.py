@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from ssd_infer.checkpoint.kinds import generator, kind_of
 from ssd_infer.checkpoint.load import Loaded, load
-from ssd_infer.engine.kernels.plain import grouped_layers
 from ssd_infer.engine.loop import decode
 from ssd_infer.engine.model_view import evaluating
 from ssd_infer.engine.positions import beyond_positions
@@ -22,7 +21,7 @@ from ssd_infer.engine.target import Target
 from ssd_infer.engine.values import shown
 from ssd_infer.errors import ConfigError, Problem
 from ssd_infer.inputs import Prompts, module_of, strategy_of
-from ssd_infer.strategies.base import Drafter, DraftParams, Resolved
+from ssd_infer.strategies.base import DraftParams, Resolved, Strategy
 
 __all__ = ["GenerateOutput", "Loaded", "generate", "load"]
 
@@ -68,8 +67,8 @@ def generate(
     model's generation config are not looked at, and None turns `temperature`, `top_k` or `top_p` off.
     `eos_token_id=None` takes the model's own, all of them; `[]` is none. `streamer` is called with
     `(row, new_tokens)` for every accepted block, or is a transformers streamer (one row only). Models of another
-    kind than causal (`ssd_infer.checkpoint.kinds`) are decoded by their own engine under the same arguments; `sampler` overrides
-    how a diffusion model reveals tokens (`ssd_infer.families.diffusion.settings.SamplerSettings`).
+    kind than causal (`ssd_infer.checkpoint.kinds`) are decoded by their own engine under the same arguments;
+    `sampler` overrides how a diffusion model reveals tokens (`ssd_infer.families.diffusion.settings`).
 
     Rules in the generation config that change what is emitted (repetition_penalty, min_new_tokens, …:
     `ssd_infer.engine.generation_rules`) are not followed yet: a call under one is refused, and
@@ -114,7 +113,7 @@ def generate(
 
 
 def _decode(
-    module: nn.Module, request: Request, strategy: type[Drafter] | None, stream: Stream
+    module: nn.Module, request: Request, strategy: type[Strategy] | None, stream: Stream
 ) -> GenerateOutput:
     """Decode a checked request with a causal model."""
     target = Target.of(module)
@@ -135,13 +134,12 @@ def _decode(
             Sampler(request.sampling, target.device, request.seed),
             request.stop,
             stream.emitter(request.prompts),
-            grouped_layers,
         )
     settled = {} if resolved.params is None else _as_dict(resolved.params)
     longest = max(map(len, request.prompts)) + request.max_new_tokens
     notes = filter(None, (resolved.note, beyond_positions(module, longest)))
     return GenerateOutput(
-        sequences, stats, None if strategy is None else strategy.name, settled, "; ".join(notes)
+        sequences, stats, None if strategy is None else strategy.info.name, settled, "; ".join(notes)
     )
 
 

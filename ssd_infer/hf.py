@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ssd_infer.engine.bridge import following, self_speculate
+from ssd_infer.bridge import following, self_speculate
 from ssd_infer.engine.request import read_draft
 from ssd_infer.errors import ConfigError, Problem
 from ssd_infer.strategies import registry as drafts
@@ -65,7 +65,7 @@ def write_custom_generate(checkpoint: str | Path, draft_params: Mapping[str, Any
 
     `draft_params` become its defaults. Returns the file. The file needs torch and transformers only.
     """
-    from ssd_infer.engine.bundle import bundle
+    from ssd_infer.strategies.early_exit.bundle import bundle
 
     folder = Path(checkpoint) / "custom_generate"
     folder.mkdir(exist_ok=True)

@@ -12,7 +12,7 @@ from ssd_infer.engine.request import Request
 from ssd_infer.engine.values import shown
 from ssd_infer.errors import ConfigError, Problem
 from ssd_infer.strategies import registry as drafts
-from ssd_infer.strategies.base import Drafter
+from ssd_infer.strategies.base import Strategy
 
 Prompts = Tensor | Sequence[Tensor] | Sequence[Sequence[int]]
 
@@ -27,7 +27,7 @@ def module_of(model: Any, problems: list[Problem]) -> nn.Module | None:
     return None
 
 
-def strategy_of(request: Request, problems: list[Problem]) -> type[Drafter] | None:
+def strategy_of(request: Request, problems: list[Problem]) -> type[Strategy] | None:
     """Return the strategy a request names; problems with its name, and with parameters that need no model to judge."""
     if request.draft is None:
         return None

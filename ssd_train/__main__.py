@@ -28,6 +28,7 @@ from ssd_train.cli.recipe_list import print_recipes
 from ssd_train.cli.register import register
 from ssd_train.cli.validate import MAX_NAME_BYTES, validate
 from ssd_train.config.schema import Root
+from ssd_train.recipes.registry import config_folders
 
 _LISTS = ("eval.tasks", "recipe.early_exit.exits")
 
@@ -75,7 +76,7 @@ def main() -> None:
     # The `deepspeed` launcher adds --local_rank=N, which the environment says as well.
     sys.argv[1:] = [argument for argument in sys.argv[1:] if not argument.startswith("--local_rank=")]
     register()
-    sys.exit(launch("train", run, settings_of, _LISTS))
+    sys.exit(launch("train", run, settings_of, _LISTS, config_folders()))
 
 
 if __name__ == "__main__":

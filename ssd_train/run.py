@@ -20,11 +20,12 @@ from transformers import TrainingArguments
 from ssd_infer.checkpoint.manifest import read_record
 from ssd_infer.checkpoint.provenance import command_line
 from ssd_infer.errors import DataError, SSDError
-from ssd_train import recipes
 from ssd_train.config.schema import Root
 from ssd_train.data.contents import contents
 from ssd_train.distributed import elastic
 from ssd_train.distributed.launcher import first_for_all, rank, require_shared, whole_weights
+from ssd_train.recipes import registry as recipes
+from ssd_train.recipes.base import Recipe, TrainingData
 from ssd_train.runs import preflight, provenance, tracking
 from ssd_train.runs.checkpoints import CheckpointStore
 from ssd_train.runs.identity import check_same_contents, check_same_run, identity
@@ -239,7 +240,7 @@ def _announce(cfg: Root, args: TrainingArguments, model: nn.Module, sample_token
         print(preflight.summary(cfg, args, found), flush=True)
 
 
-def _check_enough(cfg: Root, args: TrainingArguments, data: recipes.TrainingData) -> None:
+def _check_enough(cfg: Root, args: TrainingArguments, data: TrainingData) -> None:
     """Raise DataError when the data does not fill one batch on every process."""
     needed, count = cfg.train.batch_size * args.world_size, len(data.train)
     if count < needed:
@@ -249,7 +250,7 @@ def _check_enough(cfg: Root, args: TrainingArguments, data: recipes.TrainingData
         )
 
 
-def _extras(cfg: Root, recipe: recipes.Recipe, held: dict[str, str]) -> CheckpointExtras:
+def _extras(cfg: Root, recipe: Recipe, held: dict[str, str]) -> CheckpointExtras:
     record: dict[str, Any] = {
         "recipe": recipe.metadata(),
         "identity": identity(cfg),

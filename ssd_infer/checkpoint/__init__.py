@@ -1,1 +1,1 @@
-"""TODO checkpoint."""
+"""What a directory with a model in it is: loading, kinds, manifest, provenance."""

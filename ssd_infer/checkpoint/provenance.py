@@ -14,10 +14,9 @@ from typing import Any
 import torch
 import transformers
 
-import ssd_infer
-from ssd_infer.config.evaluation import EvalSettings
+from ssd_infer.checkpoint.machine import cpu_name, device_name
 from ssd_infer.threads import waiting
-from ssd_infer.tuning.environment import cpu_name, device_name
+from ssd_infer.version import __version__
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
 
@@ -47,7 +46,7 @@ def identity(checkpoint: str) -> dict[str, Any]:
         "step": step if isinstance(step, int) else None,
         "config": _config(Path(checkpoint), record),
         "command": command_line(sys.argv),
-        "git": git_state(Path(ssd_infer.__file__).resolve().parent),
+        "git": git_state(Path(__file__).resolve().parent),
         "extra": {"trained_by": provenance} if provenance else {},
     }
 
@@ -68,18 +67,18 @@ def read_record(checkpoint: str | Path) -> dict[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
-def environment(settings: EvalSettings, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+def environment(seed: int, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
     """Return the report's `environment` object."""
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "ssd": ssd_infer.__version__,
+        "ssd": __version__,
         "device": device_name(device) if device.type == "cuda" else str(device),
         "cpu": cpu_name(),
         "threads": torch.get_num_threads(),
         "dtype": str(dtype).removeprefix("torch."),
-        "seed": settings.seed,
+        "seed": seed,
         "extra": {"openmp_waits": waiting()},
     }
 

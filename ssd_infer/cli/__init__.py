@@ -1,1 +1,1 @@
-"""TODO cli."""
+"""What the commands share: launching under Hydra, the console, the transcript view."""

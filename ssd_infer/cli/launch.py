@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,15 +31,20 @@ _FULL = "HYDRA_FULL_ERROR"
 
 
 def launch(
-    config_name: str, task: Task, check: Callable[[DictConfig], object], lists: Collection[str] = ()
+    config_name: str,
+    task: Task,
+    check: Callable[[DictConfig], object],
+    lists: Collection[str] = (),
+    folders: Sequence[str] = (),
 ) -> int:
     """Compose `config_name` from the command line, run `task` on it, and return the exit code.
 
     `check` converts and validates a composition; it is asked again when the command line holds several mistakes.
-    `lists` are the keys whose single value may be given without brackets. HYDRA_FULL_ERROR=1 shows tracebacks.
+    `lists` are the keys whose single value may be given without brackets, `folders` further places of YAML files.
+    HYDRA_FULL_ERROR=1 shows tracebacks.
     """
     wait_passively()  # before a task imports torch
-    sys.argv[1:] = bracket(sys.argv[1:], lists)
+    sys.argv[1:] = with_folders(bracket(sys.argv[1:], lists), folders)
     codes: list[int] = []
     started: list[bool] = []
 
@@ -129,11 +134,15 @@ def _compose(config_name: str, overrides: list[str], extra: str | None) -> DictC
 
 
 def _with_directory(overrides: list[str], extra: str | None) -> list[str]:
-    """Return `overrides` with `extra` first in `hydra.searchpath`."""
-    if extra is None:
+    """Return `overrides` with the directory `extra` first in `hydra.searchpath`."""
+    return overrides if extra is None else with_folders(overrides, [f"file://{Path(extra).resolve()}"])
+
+
+def with_folders(overrides: list[str], folders: Sequence[str]) -> list[str]:
+    """Return `overrides` with `folders` first in `hydra.searchpath`, before those given there."""
+    if not folders:
         return overrides
-    path = f"file://{Path(extra).resolve()}"
     given = [item for item in overrides if item.startswith("hydra.searchpath=")]
     rest = [item for item in overrides if item not in given]
     inner = re.sub(r"^hydra\.searchpath=\[?(.*?)\]?$", r",\1", given[-1]) if given else ""
-    return [*rest, f"hydra.searchpath=[{path}{inner}]"]
+    return [*rest, f"hydra.searchpath=[{','.join(folders)}{inner}]"]

@@ -1,1 +1,1 @@
-"""TODO config."""
+"""Settings and their checks; nothing here imports torch."""

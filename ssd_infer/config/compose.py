@@ -22,7 +22,7 @@ def config_directory() -> str:
 
     The checkout comes first: an editable install of another checkout must not lend its files to this code.
     """
-    root = Path(__file__).resolve().parent.parent
+    root = Path(__file__).resolve().parents[2]
     if (root / "pyproject.toml").is_file() and (root / "conf" / "__init__.py").is_file():
         return str(root / "conf")
     return f"pkg://{_PACKAGE}"

@@ -14,7 +14,6 @@ from omegaconf import MISSING
 
 from ssd_infer.checkpoint.steps import step_number
 from ssd_infer.config.checks import Checks, suggest
-from ssd_infer.config.compose import option_names
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -110,13 +109,6 @@ def check_protocol(settings: EvalProtocol, checks: Checks) -> None:
         else:
             rule = "is not a task"
             checks.require(task in TASKS, f"tasks.{index}", rule, task, suggest(task, [*TASKS, "file:PATH"]))
-
-
-def check_draft(draft: str, checks: Checks) -> None:
-    """Check that `draft` names a strategy; what follows a colon is that strategy's variant."""
-    known = option_names("draft")
-    good = draft in known or draft.partition(":")[0] in known
-    checks.require(good, "draft", "is not a draft strategy", draft, suggest(draft, known))
 
 
 def validate(settings: EvalSettings, checks: Checks) -> None:

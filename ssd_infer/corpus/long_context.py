@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from ssd_infer.corpus.marks import own_marks
 from ssd_infer.corpus.stdlib import Document, Kind, Split, documents
 from ssd_infer.errors import DataError
-from ssd_infer.marks import own_marks
 
 LONG_TASKS = ("long_continuation", "copy", "needle")
 _CHARACTERS_PER_TOKEN = 8

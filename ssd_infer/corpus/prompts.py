@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from ssd_infer.corpus.long_context import LONG_TASKS, long_prompts
+from ssd_infer.corpus.marks import own_marks
 from ssd_infer.corpus.stdlib import Document, Split, documents
+from ssd_infer.corpus.textfiles import read_objects, read_whole
 from ssd_infer.errors import ConfigError, DataError, Problem
-from ssd_infer.marks import own_marks
-from ssd_infer.textfiles import read_objects, read_whole
 
 STDLIB_TASKS = {"stdlib_code": "code", "stdlib_prose": "prose"}
 _CHARACTERS_PER_TOKEN = 8

@@ -40,3 +40,11 @@ class Clock:
                 self._seconds[name] = self._seconds.get(name, 0.0) + begin.elapsed_time(end) / 1e3
             self._pending.clear()
         return dict(self._seconds)
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait for the device, so that the host's clock measures its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from ssd_infer.engine.acceptance import accept
 from ssd_infer.engine.clock import Clock
+from ssd_infer.engine.drafter import Drafter, DraftParams
+from ssd_infer.engine.kernels.plain import grouped_layers
 from ssd_infer.engine.sampling import Sampler
 from ssd_infer.engine.session import Feedback, Proposal, Session, open_session
 from ssd_infer.engine.stats import Stats
 from ssd_infer.engine.stopping import StopRule
 from ssd_infer.engine.target import Target
-from ssd_infer.strategies.base import Drafter, DraftParams
 
 Emit = Callable[[int, list[int]], None]
 
@@ -49,6 +51,7 @@ class Decoding:
         self.stats.finish()
         self.stats.total.seconds.update(clock.seconds())
         if self.drafter is not None:
+            self.drafter.finish()
             self.stats.report = self.drafter.report()
             self.stats.total.seconds.update(self.drafter.seconds())
         return [row.tokens[row.prompt_length :] for row in all_rows]
@@ -151,27 +154,43 @@ class Decoding:
                 session.rows = []
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How one session is decoded: who drafts, through which layers the target runs, in which loop."""
+
+    drafter: Drafter
+    layers: Sequence[nn.Module] | None = None
+    """A view of the target's layers for prefill and verify passes; None leaves the choice to the engine."""
+    loop: type[Decoding] = Decoding
+
+
+class Planner(Protocol):
+    """What the engine needs of a draft strategy."""
+
+    def plan(self, session: Session, params: DraftParams) -> Plan:
+        """Return how `session` is decoded with `params`."""
+
+    def max_draft(self, params: DraftParams) -> int:
+        """Return the longest proposal `params` can lead to."""
+
+
 def decode(
     target: Target,
     prompts: list[list[int]],
-    strategy: type[Drafter] | None,
+    strategy: Planner | None,
     params: DraftParams | None,
     max_new_tokens: int,
     sampler: Sampler,
     stop: StopRule,
     emit: Emit | None = None,
-    layers: Callable[[Session], Sequence[nn.Module] | None] | None = None,
 ) -> tuple[list[list[int]], Stats]:
-    """Open a session for `prompts` and decode it; `params=None` decodes plainly. Return new tokens and statistics.
-
-    `layers` may give the session a view of the target's layers for its prefill and verify passes.
-    """
+    """Open a session for `prompts` and decode it; `params=None` decodes plainly. Return new tokens and statistics."""
     stats = Stats.empty(len(prompts))
     most = 0 if strategy is None or params is None else strategy.max_draft(params)
     session = open_session(target, prompts, max_new_tokens, most, sampler)
-    session.layers = None if layers is None else layers(session)
     if strategy is None or params is None:
+        session.layers = grouped_layers(session)
         return Decoding(session, None, stop, stats, emit).run(), stats
-    drafter = strategy(session, params)
-    decoding: Decoding = drafter.loop(Decoding)(session, drafter, stop, stats, emit)
-    return decoding.run(), stats
+    plan = strategy.plan(session, params)
+    session.layers = plan.layers or grouped_layers(session)
+    return plan.loop(session, plan.drafter, stop, stats, emit).run(), stats

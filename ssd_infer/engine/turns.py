@@ -8,13 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ssd_infer.engine.clock import Clock
-from ssd_infer.engine.loop import Decoding
+from ssd_infer.engine.drafter import DraftParams
+from ssd_infer.engine.loop import Decoding, Planner
 from ssd_infer.engine.sampling import Sampler
 from ssd_infer.engine.session import Row, open_session
 from ssd_infer.engine.stats import Stats
 from ssd_infer.engine.stopping import StopRule
 from ssd_infer.engine.target import Target
-from ssd_infer.strategies.base import Drafter, DraftParams
+from ssd_infer.errors import ConfigError, Problem
 
 
 class Unending(StopRule):
@@ -58,7 +59,7 @@ class TurnDecoding(Decoding):
 def decode_turns(
     target: Target,
     turns: list[list[int]],
-    strategy: type[Drafter] | None,
+    strategy: Planner | None,
     params: DraftParams | None,
     per_turn: int,
     sampler: Sampler,
@@ -72,9 +73,12 @@ def decode_turns(
     room = per_turn * len(turns) + sum(map(len, later))
     session = open_session(target, [turns[0]], room, most, sampler)
     session.rows[0].limit = per_turn
-    drafter = None if strategy is None or params is None else strategy(session, params)
-    loop = TurnDecoding if drafter is None else drafter.loop(TurnDecoding)
+    plan = None if strategy is None or params is None else strategy.plan(session, params)
+    if plan is not None and plan.loop is not Decoding:
+        rule = f"decodes in a loop of its own ({plan.loop.__name__}), which takes no further turns"
+        raise ConfigError([Problem("draft_params", rule, params, "leave its rows in lock-step")])
+    session.layers = None if plan is None else plan.layers
     stats = Stats.empty(1)
     stop = Unending() if later else StopRule()
-    decoding: TurnDecoding = loop(session, drafter, stop, stats, None, later, per_turn)
-    return decoding.run()[0], stats
+    drafter = None if plan is None else plan.drafter
+    return TurnDecoding(session, drafter, stop, stats, None, later, per_turn).run()[0], stats

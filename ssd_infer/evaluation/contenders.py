@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ssd_infer import errors
+from ssd_infer.engine.clock import synchronise
 from ssd_infer.engine.stats import Stats
 
 one_line = errors.one_line
@@ -87,14 +88,6 @@ class Contender:
         tokens, stats = self.decode(prompts, max_new_tokens, seed)
         synchronise(device)
         return Decoded(tokens, time.perf_counter() - start, stats)
-
-
-def synchronise(device: torch.device) -> None:
-    """Wait for the device, so that the host's clock measures its work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()
 
 
 def ours(

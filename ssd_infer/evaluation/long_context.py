@@ -10,11 +10,11 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from ssd_infer.engine.clock import Clock
+from ssd_infer.engine.clock import Clock, synchronise
 from ssd_infer.engine.generation_rules import switched_off
 from ssd_infer.engine.kernels.plain import grouped_layers
 from ssd_infer.engine.loop import Decoding
@@ -22,7 +22,6 @@ from ssd_infer.engine.model_view import cache_keyword
 from ssd_infer.engine.session import Row, Session
 from ssd_infer.engine.stats import Stats
 from ssd_infer.engine.stopping import StopRule
-from ssd_infer.evaluation.contenders import synchronise
 from ssd_infer.evaluation.peak import PeakMemory
 from ssd_infer.evaluation.prefilled import Prefilled
 from ssd_infer.strategies.base import DraftParams
@@ -103,12 +102,13 @@ def _draft_call(filled: Prefilled, new_tokens: int, params: DraftParams | None) 
 def _ours(filled: Prefilled, new_tokens: int, params: DraftParams | None, into: Measured) -> None:
     """Decode until every row has `new_tokens` more than its first."""
     session, stats = filled.session(), Stats.empty(len(filled.rows))
-    session.layers = grouped_layers(session)
-    drafter = None if params is None else SparseAttention(session, params)
+    plan = None if params is None else SparseAttention.plan(session, params)
+    drafter = None if plan is None else cast(SparseAttention, plan.drafter)
+    session.layers = grouped_layers(session) if plan is None else plan.layers
     if drafter is not None:
         _show_prompts(session, drafter)
-    kind: type[Decoding] = Decoding if drafter is None else drafter.loop(Decoding)
-    decoding, clock = kind(session, drafter, StopRule(), stats), Clock(filled.target.device)
+    loop = Decoding if plan is None else plan.loop
+    decoding, clock = loop(session, drafter, StopRule(), stats), Clock(filled.target.device)
     start = _now(filled.target.device)
     if drafter is not None:
         drafter.begin()
@@ -122,6 +122,7 @@ def _ours(filled: Prefilled, new_tokens: int, params: DraftParams | None, into: 
     if drafter is not None:
         positions = zip(stats.total.per_position_accepted, stats.total.per_position_drafted, strict=True)
         shares = [taken / reached if reached else None for taken, reached in positions]
+        drafter.finish()
         into.report = drafter.report() | {"per_position": shares, "seconds": clock.seconds()}
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from ssd_infer.content import text_digest, weights_digest
+from ssd_infer.checkpoint.content import text_digest, weights_digest
 from ssd_infer.engine.cache import RowCache
 from ssd_infer.engine.kernels.plain import grouped_layers
 from ssd_infer.engine.loop import Decoding

@@ -13,6 +13,7 @@ from ssd_infer.engine.target import Target
 from ssd_infer.evaluation import report_folder
 from ssd_infer.evaluation.bench import Bench, Say, open_bench, torch_threads, vocab_size
 from ssd_infer.evaluation.budget import Deadline, OutOfTime, deal, stopping
+from ssd_infer.evaluation.carried import carry
 from ssd_infer.evaluation.contenders import Sampling, one_line
 from ssd_infer.evaluation.grid import Cell, measured_cells, predicted_cells
 from ssd_infer.evaluation.progress import quiet_libraries
@@ -24,9 +25,10 @@ from ssd_infer.evaluation.summary import absent_row
 from ssd_infer.evaluation.sweep import attach, sparse_sweep
 from ssd_infer.evaluation.verdict import verdict
 from ssd_infer.evaluation.vocabulary import check_ids
-from ssd_infer.report.schema import FAMILIES, SCHEMA_VERSION
+from ssd_infer.report.schema import SCHEMA_VERSION
 from ssd_infer.report.write import check_writable, write_report, writing
 from ssd_infer.strategies.early_exit import exit_calibration as calibrate
+from ssd_infer.strategies.registry import basics, group_of
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +74,7 @@ def assemble(
     present = {row["name"] for row in strategies}
     strategies += [
         absent_row(Absent(name, "not_applicable", "greedy decoding was not part of this run"))
-        for name in FAMILIES
+        for name in basics()
         if name not in present
     ]
     for row in strategies:
@@ -80,10 +82,11 @@ def assemble(
             row["extra"]["grid"] = grid
         if row["name"] == "sparse_attention" and sweep:
             attach(row, sweep)
+    bench.notes += carry(strategies)
     return {
         "schema_version": SCHEMA_VERSION,
         "identity": identity(bench.settings.checkpoint),
-        "environment": environment(bench.settings, bench.device, bench.dtype),
+        "environment": environment(bench.settings.seed, bench.device, bench.dtype),
         "protocol": _protocol(bench, sections),
         "baselines": baselines,
         "peers": peers,
@@ -132,14 +135,14 @@ def _quality(bench: Bench, deadline: Deadline) -> dict[str, Any]:
 def _grid(bench: Bench, deadline: Deadline) -> dict[str, list[Cell]]:
     """Return predicted and measured cells; empty where early exit does not apply, is not wanted, or took too long."""
     settings, target = bench.settings, bench.target
-    wanted = settings.draft in ("all", FAMILIES["early_exit"]) or settings.draft.startswith("early_exit")
+    wanted = settings.draft in ("all", group_of("early_exit")) or settings.draft.startswith("early_exit")
     if not isinstance(target, Target) or target.num_layers < 2 or not wanted:
         return {"predicted": [], "measured": []}
     bench.say("calibrating early exits")
     cells: list[Cell] = []
     try:
         with stopping(bench.model, deadline):
-            cells = predicted_cells(calibrate.recall(target, bench.calibration, do_sample=False))
+            cells = predicted_cells(calibrate.cached_profile(target, bench.calibration, do_sample=False))
     except OutOfTime:
         bench.notes.append("the time limit left out the grid of exits and draft lengths")
     if not settings.grid or not cells or deadline.passed:

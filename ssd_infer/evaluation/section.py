@@ -19,7 +19,7 @@ from ssd_infer.evaluation.forced import SHARE as FORCED_SHARE
 from ssd_infer.evaluation.forced import forced_facts, shape_of
 from ssd_infer.evaluation.losslessness import LosslessResult, Regret, judge_greedy
 from ssd_infer.evaluation.measure import Measurements, measure
-from ssd_infer.evaluation.strategies import Absent, Field, line_up, lookup_peer
+from ssd_infer.evaluation.strategies import Absent, Field, line_up, own_peers
 from ssd_infer.evaluation.stream import Output, both, judge_stream
 from ssd_infer.evaluation.summary import (
     AGAIN,
@@ -209,7 +209,9 @@ def _peers(bench: Bench, sampling: Sampling, field_: Field) -> list[Contender]:
         else int(getattr(bench.model.config, "num_hidden_layers", 4))
     )
     peers = hf_peers(bench.model, sampling, int(early or max(1, layers // 4)))
-    return peers + (lookup_peer(bench.model, sampling) if isinstance(bench.target, Target) else [])
+    return peers + (
+        own_peers(bench.model, sampling, bench.settings.draft) if isinstance(bench.target, Target) else []
+    )
 
 
 def _judge_greedy(bench: Bench, section: Section) -> None:

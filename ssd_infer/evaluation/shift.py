@@ -14,13 +14,13 @@ from ssd_infer.engine.turns import decode_turns
 from ssd_infer.evaluation.bench import Bench
 from ssd_infer.evaluation.budget import Deadline
 from ssd_infer.evaluation.contenders import Sampling
-from ssd_infer.evaluation.strategies import row_name
 from ssd_infer.strategies import registry as drafts
 from ssd_infer.strategies.base import DraftParams
+from ssd_infer.strategies.info import row_name
 from ssd_infer.strategies.skip_layers.dp import search_dp
 from ssd_infer.strategies.skip_layers.skip_set import SkipSetParams
 from ssd_infer.tuning.calibration_text import write_material
-from ssd_infer.tuning.sublayer_costs import recall_costs
+from ssd_infer.tuning.sublayer_costs import cached_sublayer_costs
 
 BIN = 16
 """New tokens in a bin of the curve."""
@@ -77,7 +77,7 @@ def _offline(bench: Bench, target: Target, drawing: SamplingParams) -> Way:
     width = bench.settings.prompt_tokens
     prompts = [stream[0] for stream in shift_streams(bench.tokenizer, 4, width, seed=1, split="validation")]
     material = write_material(target, prompts, drawing)
-    found = search_dp(material, recall_costs(target, width + 24, drawing.do_sample))
+    found = search_dp(material, cached_sublayer_costs(target, width + 24, drawing.do_sample))
     outlook = found.outlook
     params = SkipSetParams(
         sorted(found.skips.attention),

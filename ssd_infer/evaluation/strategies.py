@@ -9,18 +9,12 @@ from typing import Any
 from torch import nn
 
 from ssd_infer.engine.target import Target
-from ssd_infer.errors import ConfigError, Problem, UnsupportedModelError
+from ssd_infer.errors import ConfigError, UnsupportedModelError
 from ssd_infer.evaluation.budget import Budget, Deadline, OutOfTime, stopping
 from ssd_infer.evaluation.contenders import Contender, Sampling, one_line, ours
-from ssd_infer.report.schema import FAMILIES, base_name
 from ssd_infer.strategies import registry as drafts
-from ssd_infer.strategies.base import Drafter, Resolved
-
-NOT_BUILT = "this version of the toolkit has no drafter of this name"
-NEEDS = {
-    "fewer_steps": "it drafts for diffusion language models, and this checkpoint decodes autoregressively",
-    "ctc_draft": "it drafts for speech recognisers with a CTC head, and this checkpoint takes text",
-}
+from ssd_infer.strategies.base import Resolved, Strategy
+from ssd_infer.strategies.info import StrategyInfo, row_name
 
 
 @dataclass(slots=True)
@@ -46,11 +40,6 @@ class Field:
     """What settling a strategy searched, and what that took, by contender name."""
 
 
-def row_name(draft: str) -> str:
-    """Return the row name of a drafter: `early_exit+ngram` is the variant `early_exit:ngram`."""
-    return draft.replace("+", ":")
-
-
 def find_target(model: nn.Module) -> Target | str:
     """Return the engine's view of the model, or why it has none."""
     try:
@@ -59,31 +48,27 @@ def find_target(model: nn.Module) -> Target | str:
         return str(error)
 
 
-def known_drafts() -> dict[str, str]:
-    """Return row name → drafter name of every registered self-draft strategy, in report order."""
-    names = [name for name in drafts.registry() if base_name(row_name(name)) in FAMILIES]
-    order = list(FAMILIES)
-    names.sort(key=lambda name: (order.index(base_name(row_name(name))), name))
-    return {row_name(name): name for name in names}
+def known_drafts(wanted: str = "all") -> dict[str, StrategyInfo]:
+    """Return row name → strategy of those that have a row when `wanted` is asked for, in the order of a report."""
+    asked = [wanted, row_name(wanted)]
+    return {
+        info.row: info
+        for info in drafts.infos().values()
+        if info.listed or info.group in asked or info.row in asked
+    }
 
 
 def check_draft(name: str, raw: Mapping[str, Any] | None = None) -> None:
-    """Raise ConfigError when `draft=name` names neither `all`, nor a family, nor a strategy.
+    """Raise ConfigError when `draft=name` names nothing that drafts for causal models.
 
     Parameters `raw` of one strategy are checked as far as that needs no model.
     """
-    known = known_drafts()
-    choices = ["all", *dict.fromkeys([*FAMILIES.values(), *FAMILIES, *known])]
-    if row_name(name) not in choices:
-        raise ConfigError(
-            [
-                Problem(
-                    "draft", "must be all, a family or a strategy name", name, f"one of {', '.join(choices)}"
-                )
-            ]
-        )
-    if row_name(name) in known:
-        drafts.get(known[row_name(name)]).parse(raw, None)
+    problem = drafts.draft_problem(name, "causal")
+    if problem is not None:
+        raise ConfigError([problem])
+    found = drafts.find(name)
+    if found is not None and name != found.group:
+        drafts.get(found.name).parse(raw, None)
 
 
 def line_up(
@@ -104,39 +89,37 @@ def line_up(
     `deadline`, or its even share where that is more; one that needs longer is absent with that reason.
     """
     found = Field()
-    known = known_drafts()
+    known = known_drafts(wanted)
     deadline = deadline or Budget(0.0).deadline(1.0)
-    names = list(dict.fromkeys([*known, *FAMILIES]))
-    for place, name in enumerate(names):
+    for place, (name, info) in enumerate(known.items()):
         row = name + sampling.suffix
-        if not _is_wanted(wanted, name, known):
+        if not _is_wanted(wanted, info):
             reason = (
-                f"not measured: it searches long; ask for draft={known[name]} or draft={FAMILIES[base_name(name)]}"
+                f"not measured: it searches long; ask for draft={info.name} or draft={info.group}"
                 if wanted == "all"
                 else f"not measured: this run asked for draft={wanted} only"
             )
             found.absent.append(Absent(row, "not_applicable", reason))
-        elif name not in known:
-            found.absent.append(Absent(row, "not_applicable", NEEDS.get(name, NOT_BUILT)))
+        elif info.kind != "causal":
+            found.absent.append(Absent(row, "not_applicable", info.needs))
         elif isinstance(target, str):
             found.absent.append(Absent(row, "not_applicable", target))
         else:
+            strategy = drafts.get(info.name)
             given = raw if row_name(wanted) == name else {}
-            turn = deadline.part(max(0.5, 1 / (len(names) - place)))
-            bounded = _bounded(drafts.get(known[name]), given, min(search_seconds, 0.5 * turn.left))
-            shown = _batch(calibration, batch_size) if drafts.get(known[name]).by_batch else calibration
-            entry = Entry(row, known[name], bounded, by_hand=bool(given))
+            turn = deadline.part(max(0.5, 1 / (len(known) - place)))
+            bounded = _bounded(strategy, given, min(search_seconds, 0.5 * turn.left))
+            shown = _batch(calibration, batch_size) if strategy.by_batch else calibration
+            entry = Entry(row, info.name, bounded, by_hand=bool(given))
             _settle(found, model, target, entry, sampling, shown, turn)
     if not sampling.greedy:  # a greedy row of the same name already says why
         found.absent = [row for row in found.absent if row.status == "failed" or row.here]
     return found
 
 
-def _is_wanted(wanted: str, name: str, known: dict[str, str]) -> bool:
-    """Tell whether `draft=wanted` asks for the row `name`; a family's name asks for all of it."""
-    if wanted == "all":
-        return name not in known or drafts.get(known[name]).in_all
-    return row_name(wanted) == name or (wanted not in FAMILIES and FAMILIES[base_name(name)] == wanted)
+def _is_wanted(wanted: str, info: StrategyInfo) -> bool:
+    """Tell whether `draft=wanted` asks for a strategy; a group's name asks for all of it."""
+    return info.in_all if wanted == "all" else wanted == info.group or row_name(wanted) == info.row
 
 
 def _batch(prompts: Sequence[list[int]], size: int) -> Sequence[list[int]]:
@@ -145,7 +128,7 @@ def _batch(prompts: Sequence[list[int]], size: int) -> Sequence[list[int]]:
     return [longest[turn % len(longest)] for turn in range(size)] or prompts
 
 
-def _bounded(strategy: type[Drafter], raw: dict[str, Any], search_seconds: float) -> dict[str, Any]:
+def _bounded(strategy: type[Strategy], raw: dict[str, Any], search_seconds: float) -> dict[str, Any]:
     """Return `raw` with this run's bound in place of an open `search_seconds`."""
     open_ended = "search_seconds" in strategy.Params.__dataclass_fields__
     if open_ended and raw.get("search_seconds", "auto") == "auto":
@@ -243,8 +226,12 @@ def as_dict(params: Any) -> dict[str, Any]:
     }
 
 
-def lookup_peer(model: nn.Module, sampling: Sampling) -> list[Contender]:
-    """Return our own n-gram lookup as a peer: what joining it with a self-draft has to beat."""
-    if "ngram" not in drafts.registry():
-        return []
-    return [Contender(f"ngram{sampling.suffix}", "peer", ours(model, "ngram", {}, sampling), draft="ngram")]
+def own_peers(model: nn.Module, sampling: Sampling, wanted: str) -> list[Contender]:
+    """Return our own strategies that draft without the model: what combining them with a self-draft has to beat."""
+    return [
+        Contender(
+            f"{info.row}{sampling.suffix}", "peer", ours(model, info.name, {}, sampling), draft=info.name
+        )
+        for info in drafts.infos().values()
+        if info.kind == "causal" and not info.listed and not _is_wanted(wanted, info)
+    ]

@@ -14,7 +14,7 @@ from ssd_infer.evaluation.lossy import pooled
 from ssd_infer.evaluation.measure import Measurements
 from ssd_infer.evaluation.repetition import repetition
 from ssd_infer.evaluation.strategies import Absent
-from ssd_infer.report.schema import FAMILIES, base_name
+from ssd_infer.strategies.registry import group_of
 
 NOTHING = LosslessResult("not_run", "nothing was decoded")
 AGAIN = ":again"
@@ -176,7 +176,7 @@ def absent_row(absent: Absent, claimed: bool = True) -> dict[str, Any]:
     """Return the row of a strategy without figures."""
     return {
         "name": absent.name,
-        "family": FAMILIES[base_name(absent.name)],
+        "family": group_of(absent.name),
         "params": {},
         "status": absent.status,
         "reason": absent.reason,
@@ -219,7 +219,7 @@ def strategy_row(
         extra["too_short_to_tell"] = board.ratio(name).too_short
     return {
         "name": contender.name,
-        "family": FAMILIES[base_name(contender.name)],
+        "family": group_of(contender.name),
         "params": contender.params,
         "status": "ok",
         "reason": contender.note or None,

@@ -1,1 +1,1 @@
-"""TODO families."""
+"""How a kind of model decodes plainly, and what it is judged by."""

@@ -1,1 +1,1 @@
-"""TODO offload."""
+"""Routed experts on disk, and a bounded set of them in memory."""

@@ -18,7 +18,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from ssd_infer.content import files_digest
+from ssd_infer.checkpoint.content import files_digest
 from ssd_infer.errors import CheckpointError, OutputError
 from ssd_infer.offload.layout import MATRICES, MoeLayer
 

@@ -14,8 +14,10 @@ from matplotlib.figure import Figure
 from ssd_infer.report import call_costs, shift_plot
 from ssd_infer.report.format import plain
 from ssd_infer.report.heatmap import draw_heatmaps, grid_of
+from ssd_infer.report.plots import draw_plot
 from ssd_infer.report.rows import Report, is_sampled, ok_rows
 from ssd_infer.report.sweep import draw_budgets, draw_throughput
+from ssd_infer.report.table import plots_of
 from ssd_infer.report.wer_speed import draw_wer_speed
 
 INK, MUTED, GRID = "#1f2937", "#6b7280", "#e5e7eb"
@@ -102,6 +104,16 @@ def draw_charts(report: Report) -> list[Chart]:
             figure = draw(report)
             if figure is not None:
                 charts.append(Chart(title, caption, svg_text(figure)))
+    return charts + _carried(report)
+
+
+def _carried(report: Report) -> list[Chart]:
+    """Draw the plots that rows carry as data."""
+    charts = []
+    for name, plot in plots_of(ok_rows(report)):
+        with mpl.rc_context(STYLE):
+            svg = svg_text(draw_plot(plot, COLOURS))
+        charts.append(Chart(f"{name}: {plot.title}", plot.caption, svg))
     return charts
 
 

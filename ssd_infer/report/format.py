@@ -78,6 +78,14 @@ def _value(value: Any) -> str:
     return str(value)
 
 
+def cell_text(value: str | float | None) -> str:
+    """Format a cell of a table that a report carries: three decimals at most, a dash for None."""
+    if isinstance(value, str):
+        return value
+    text = number(value, 3)
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
 def plain(text: object) -> str:
     """Flatten to one printable line: control characters and line breaks become blanks."""
     return "".join(char if char.isprintable() else " " for char in str(text)).strip()

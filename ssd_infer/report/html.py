@@ -13,6 +13,7 @@ from ssd_infer.report.charts import Chart, draw_charts
 from ssd_infer.report.definitions import DEFINITIONS
 from ssd_infer.report.format import (
     bytes_text,
+    cell_text,
     interval,
     number,
     percent,
@@ -38,6 +39,7 @@ from ssd_infer.report.rows import (
 from ssd_infer.report.searches import HEAD, search_cells
 from ssd_infer.report.speech import NOTE, SPEECH_HEAD, doubt_line, sets_table, speech_table
 from ssd_infer.report.sweep import SWEEP_HEAD, sweep_rows
+from ssd_infer.report.table import Table, tables_of
 
 
 def text(value: object) -> str:
@@ -86,6 +88,7 @@ def render_html(report: Report) -> str:
         _speech(report),
         _section("Plots", figures(draw_charts(report))),
         _section("Losslessness", _lossless(report)),
+        *_carried(report),
         _sweep(report),
         '<div class="two">'
         + _section("Plain decoding and peers", _others(report))
@@ -276,6 +279,36 @@ def _lossless(report: Report) -> str:
             f"<td>{text(row['lossless']['detail'])}</td></tr>"
         )
     return html_table(("strategy", "verdict", "claims", "test in this run"), rows)
+
+
+def _carried(report: Report) -> list[str]:
+    """Draw the tables that rows carry as data, one section each."""
+    return [
+        _section(f"{name}: {table.title}", carried_table(table)) for name, table in tables_of(ok_rows(report))
+    ]
+
+
+def carried_table(table: Table) -> str:
+    """Draw a table that a report carries as data; numbers stand on the right."""
+    numeric = [
+        all(not isinstance(row[index], str) for row in table.rows) for index in range(len(table.columns))
+    ]
+    head = "".join(
+        f"<th{' class=n' if right else ''}>{text(title)}</th>"
+        for title, right in zip(table.columns, numeric, strict=True)
+    )
+    rows = [
+        "<tr>"
+        + "".join(
+            f"<td{' class=n' if right else ''}>{text(cell_text(cell))}</td>"
+            for cell, right in zip(row, numeric, strict=True)
+        )
+        + "</tr>"
+        for row in table.rows
+    ]
+    caption = f'<p class="muted">{text(table.caption)}</p>' if table.caption else ""
+    body = "".join(rows)
+    return f'{caption}<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _sweep(report: Report) -> str:

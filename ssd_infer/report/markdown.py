@@ -9,6 +9,7 @@ from ssd_infer.report import forced, shift_plot
 from ssd_infer.report.definitions import DEFINITIONS
 from ssd_infer.report.format import (
     bytes_text,
+    cell_text,
     interval,
     number,
     params_text,
@@ -32,6 +33,7 @@ from ssd_infer.report.rows import (
 from ssd_infer.report.searches import HEAD, search_cells
 from ssd_infer.report.speech import NOTE, SPEECH_HEAD, doubt_line, sets_table, speech_table
 from ssd_infer.report.sweep import SWEEP_HEAD, sweep_rows
+from ssd_infer.report.table import Table, plots_of, tables_of
 
 Cells = Iterable[object]
 
@@ -55,6 +57,7 @@ def render_markdown(report: Report) -> str:
         _speech(report),
         _per_task(report),
         _sweep(report),
+        *_carried(report),
         "## Not measured\n\n" + _reasons(report),
         "## Plain decoding and what a user would pick instead\n\n" + _others(report),
         "## Quality of the checkpoint\n\n" + _quality(report["quality"]),
@@ -192,6 +195,19 @@ def _shift(report: Report) -> str:
 def _sweep(report: Report) -> str:
     rows = sweep_rows(report)
     return "## Long contexts\n\n" + table(SWEEP_HEAD, rows) if rows else ""
+
+
+def _carried(report: Report) -> list[str]:
+    """Draw the tables that rows carry as data, and their plots as tables of points."""
+    rows = ok_rows(report)
+    drawn = [*tables_of(rows), *((name, plot.table()) for name, plot in plots_of(rows))]
+    return [_carried_table(name, one) for name, one in drawn]
+
+
+def _carried_table(name: str, carried: Table) -> str:
+    caption = f"{md(carried.caption)}\n\n" if carried.caption else ""
+    cells = [[cell_text(cell) for cell in row] for row in carried.rows]
+    return f"## {md(name)}: {md(carried.title)}\n\n{caption}{table(carried.columns, cells)}"
 
 
 def _reasons(report: Report) -> str:

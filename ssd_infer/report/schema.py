@@ -10,19 +10,10 @@ from typing import Any
 from jsonschema import Draft202012Validator
 
 from ssd_infer.errors import SSDError
+from ssd_infer.report.table import Plot, Table
 
-SCHEMA_VERSION = "1.0"
-
-FAMILIES: dict[str, str] = {
-    "early_exit": "skip_layer",
-    "skip_set": "skip_layer",
-    "swift": "skip_layer",
-    "reduced_experts": "reduced_experts",
-    "sparse_attention": "sparse_attention",
-    "fewer_steps": "fewer_steps",
-    "ctc_draft": "ctc_draft",
-}
-"""Strategy name to family, in the order in which a report lists them."""
+SCHEMA_VERSION = "2.0"
+"""What is written; every version there ever was is read."""
 
 
 class ReportError(SSDError):
@@ -44,7 +35,7 @@ def violations(report: object) -> list[str]:
         for error in Draft202012Validator(load_schema()).iter_errors(report)
     ]
     if not found and isinstance(report, dict):
-        found = [*_missing_names(report), *_bad_counts(report)]
+        found = [*_doubled_names(report), *_bad_counts(report), *_bad_tables(report)]
     return sorted(found)
 
 
@@ -60,11 +51,23 @@ def base_name(name: str) -> str:
     return name.split(":", 1)[0]
 
 
-def _missing_names(report: dict[str, Any]) -> list[str]:
+def _doubled_names(report: dict[str, Any]) -> list[str]:
     names = [row["name"] for row in report["strategies"]]
-    missing = [f"strategies: row '{name}' is missing" for name in FAMILIES if name not in names]
     doubled = sorted({name for name in names if names.count(name) > 1})
-    return missing + [f"strategies: row '{name}' appears twice" for name in doubled]
+    return [f"strategies: row '{name}' appears twice" for name in doubled]
+
+
+def _bad_tables(report: dict[str, Any]) -> list[str]:
+    """List the tables and plots whose parts do not fit together."""
+    found = []
+    for row in report["strategies"]:
+        for read, key in ((Table.from_json, "tables"), (Plot.from_json, "plots")):
+            for data in row["extra"].get(key, []):
+                try:
+                    read(data)
+                except ValueError as error:
+                    found.append(f"strategies.{row['name']}.extra.{key}: {error}")
+    return found
 
 
 def _bad_counts(report: dict[str, Any]) -> list[str]:
@@ -75,6 +78,4 @@ def _bad_counts(report: dict[str, Any]) -> list[str]:
             found.append(f"strategies.{row['name']}.acceptance: more tokens accepted than drafted")
         if counts["histogram"] and sum(counts["histogram"]) != counts["rounds"]:
             found.append(f"strategies.{row['name']}.acceptance: histogram does not add up to rounds")
-        if row["family"] != FAMILIES[base_name(row["name"])]:
-            found.append(f"strategies.{row['name']}.family: must be {FAMILIES[base_name(row['name'])]}")
     return found

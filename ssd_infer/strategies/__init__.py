@@ -1,1 +1,1 @@
-"""TODO strategies."""
+"""Draft strategies, one room each."""

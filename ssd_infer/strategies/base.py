@@ -5,25 +5,20 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from ssd_infer.engine.session import Feedback, Proposal, Session
+from ssd_infer.engine.drafter import Drafter, DraftParams
+from ssd_infer.engine.loop import Plan
+from ssd_infer.engine.session import Session
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import ConfigError, Problem, one_line
+from ssd_infer.report.table import Plot, Table
+from ssd_infer.strategies.info import StrategyInfo
+
+__all__ = ["Auto", "DraftParams", "Resolved", "Strategy", "at_least"]
 
 Auto = Literal["auto"]
-
-
-@dataclasses.dataclass(slots=True)
-class DraftParams:
-    """Parameters of a strategy; each subclass is a dataclass with slots and checks itself against the target."""
-
-    def problems(self, target: Target | None) -> list[Problem]:
-        """Return the violated rules, keyed `draft_params.<field>`; without a target those that need none."""
-        del target
-        return []
 
 
 @dataclasses.dataclass(slots=True)
@@ -37,49 +32,23 @@ class Resolved:
     """JSON-ready facts about a search that settled it: method, seconds, what was found."""
 
 
-class Drafter(ABC):
-    """Propose tokens inside one decoding session and learn from what verification says.
+class Strategy(Drafter):
+    """A drafter with a name, which answers before any session whether it applies, and with which parameters."""
 
-    A drafter reads the session, writes cache slots past the committed lengths only, and never touches the loop.
-    """
-
-    name: ClassVar[str]
-    family: ClassVar[str]
-    lossless: ClassVar[bool] = True
+    info: ClassVar[StrategyInfo]
     Params: ClassVar[type[DraftParams]] = DraftParams
-    in_all: ClassVar[bool] = True
-    """Whether draft=all measures it; a costly variant waits to be asked for, by its name or its family's."""
     by_batch: ClassVar[bool] = False
     """Whether its `auto` depends on how many prompts are decoded together."""
 
-    def __init__(self, session: Session, params: DraftParams) -> None:
-        """Bind to `session`; called before the prompts are prefilled."""
-        self.session = session
+    @classmethod
+    def plan(cls, session: Session, params: DraftParams) -> Plan:
+        """Return how `session` is decoded with this draft."""
+        return Plan(cls(session, params))
 
-    @abstractmethod
-    def propose(self, limit: int) -> Proposal:
-        """Draft at most `limit` ≥ 1 tokens for every active row."""
-
-    def begin(self) -> None:
-        """Prepare after prefill, when every row has its first token."""
-
-    def observe(self, feedback: Feedback) -> None:
-        """Learn from one verify pass, before its tokens are committed."""
-
-    def keep_rows(self, kept: list[int]) -> None:
-        """Drop state of rows that ended; called before the session drops them."""
-
-    def loop(self, decoding: type[Any]) -> type[Any]:
-        """Return the loop to decode in: `decoding`, or a class derived from it."""
-        return decoding
-
-    def report(self) -> dict[str, Any]:
-        """Return JSON-ready facts about this decoding that its counters do not show."""
-        return {}
-
-    def seconds(self) -> dict[str, float]:
-        """Return named shares of the draft seconds worth telling apart, such as a search."""
-        return {}
+    @classmethod
+    def max_draft(cls, params: DraftParams) -> int:
+        """Return the longest proposal `params` can lead to."""
+        return int(getattr(params, "gamma", 0))
 
     @classmethod
     def applicable(cls, target: Target) -> str | None:
@@ -94,10 +63,10 @@ class Drafter(ABC):
             reason = cls.applicable(target)
         except Exception as error:
             raise _inapplicable(
-                cls.name, f"looking whether it applies failed with {one_line(error)}"
+                cls.info.name, f"looking whether it applies failed with {one_line(error)}"
             ) from error
         if reason is not None:
-            raise _inapplicable(cls.name, reason)
+            raise _inapplicable(cls.info.name, reason)
 
     @classmethod
     def why_not(cls, target: Target) -> str | None:
@@ -107,12 +76,6 @@ class Drafter(ABC):
         except ConfigError as error:
             return error.problems[0].rule.removeprefix(_INAPPLICABLE)
         return None
-
-    @classmethod
-    def search_space(cls, target: Target) -> dict[str, Sequence[Any]]:
-        """Return the values worth trying for each parameter."""
-        del target
-        return {}
 
     @classmethod
     def extra_bytes(cls, target: Target, params: DraftParams) -> int:
@@ -127,9 +90,16 @@ class Drafter(ABC):
         return cls.lossless
 
     @classmethod
-    def max_draft(cls, params: DraftParams) -> int:
-        """Return the longest proposal `params` can lead to."""
-        return int(getattr(params, "gamma", 0))
+    def tables(cls, row: Mapping[str, Any]) -> list[Table]:
+        """Return tables of its own for the report, made from its measured `row`; what the row lacks is left out."""
+        del row
+        return []
+
+    @classmethod
+    def plots(cls, row: Mapping[str, Any]) -> list[Plot]:
+        """Return plots of its own for the report, made from its measured `row`."""
+        del row
+        return []
 
     @classmethod
     def resolve(
@@ -156,7 +126,9 @@ class Drafter(ABC):
         raw = dict(raw or {})
         hints = typing.get_type_hints(cls.Params)
         known = {field.name: hints[field.name] for field in dataclasses.fields(cls.Params)}
-        problems = [_unknown(cls.name, key, value, known) for key, value in raw.items() if key not in known]
+        problems = [
+            _unknown(cls.info.name, key, value, known) for key, value in raw.items() if key not in known
+        ]
         typed = [key for key in raw if key in known]
         problems += [problem for key in typed if (problem := _mistyped(key, raw[key], known[key]))]
         if problems:

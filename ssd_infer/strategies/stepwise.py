@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from ssd_infer.engine.session import Proposal, Session
-from ssd_infer.strategies.base import Drafter, DraftParams
+from ssd_infer.strategies.base import DraftParams, Strategy
 
 
-class Stepwise(Drafter):
+class Stepwise(Strategy):
     """Draft token by token, at most γ a round; a row stops after a token its draft was not confident about."""
 
     gamma: int

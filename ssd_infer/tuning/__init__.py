@@ -1,1 +1,1 @@
-"""TODO tuning."""
+"""What strategies share to choose their parameters: costs, acceptance on text, predictions, races."""

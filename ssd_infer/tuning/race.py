@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from torch import nn
-
-from ssd_infer.engine.loop import decode
+from ssd_infer.engine.drafter import DraftParams
+from ssd_infer.engine.loop import Planner, decode
 from ssd_infer.engine.sampling import Sampler, SamplingParams
 from ssd_infer.engine.stopping import StopRule
 from ssd_infer.engine.target import Target
-from ssd_infer.strategies.base import Drafter, DraftParams
-from ssd_infer.tuning.environment import surroundings_key
+from ssd_infer.tuning.memo import Memo
 
 _WARM_UP = 4
 """Tokens of the first turn."""
@@ -24,14 +21,11 @@ PAIRS, TOKENS, PROMPT_TOKENS, SECONDS = 4, 48, 96, 20.0
 """Timed pairs, tokens decoded in each, longest prompt, and seconds after which no further turn is begun."""
 
 
-_Key = tuple[str, tuple[str, ...], bool, tuple[str, ...]]
-_known: weakref.WeakKeyDictionary[nn.Module, dict[_Key, list[tuple[float, ...]]]] = (
-    weakref.WeakKeyDictionary()
-)
+_known: Memo[list[tuple[float, ...]]] = Memo()
 
 
 def measured_speedup(
-    target: Target, strategy: type[Drafter], params: DraftParams, prompts: list[list[int]], do_sample: bool
+    target: Target, strategy: Planner, params: DraftParams, prompts: list[list[int]], do_sample: bool
 ) -> float:
     """Return the median speedup of `PAIRS` plain and drafting decodings of the same prompt and seed."""
     return raced_speedups(target, strategy, [params], prompts, do_sample, PAIRS, _median)[0]
@@ -49,7 +43,7 @@ def _median(plain: Sequence[float], draft: Sequence[float]) -> float:
 
 def raced_speedups(
     target: Target,
-    strategy: type[Drafter],
+    strategy: Planner,
     entrants: Sequence[DraftParams],
     prompts: list[list[int]],
     do_sample: bool,
@@ -59,7 +53,7 @@ def raced_speedups(
     """Return each entrant's speedup in a race of all of them and plain decoding, every one with the same prompts.
 
     `summary` makes it of the plain and the entrant's seconds of all turns. They race the first time it is asked for in
-    these surroundings.
+    this environment.
     """
 
     def decoded(turn: int, contender: int) -> float:
@@ -70,11 +64,9 @@ def raced_speedups(
         decode(target, [prompt], drafter, settled, tokens, sampler, StopRule())
         return time.perf_counter() - start
 
-    races = _known.setdefault(target.model, {})
-    key = (strategy.name, tuple(map(repr, entrants)), do_sample, surroundings_key(target))
-    if key not in races:
-        races[key] = _timed(turns, 1 + len(entrants), decoded)
-    plain, *drafts = zip(*races[key], strict=True)
+    key = (str(strategy), tuple(map(repr, entrants)), do_sample)
+    race = _known.cached(target.model, key, lambda: _timed(turns, 1 + len(entrants), decoded))
+    plain, *drafts = zip(*race, strict=True)
     return [summary(plain, draft) for draft in drafts]
 
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import nn
 
 from ssd_infer.engine.sampling import Sampler, SamplingParams
 from ssd_infer.engine.session import open_session
 from ssd_infer.engine.sublayers import SkipSet, View, skip_view
 from ssd_infer.engine.target import Target
 from ssd_infer.tuning.costs import Costs, measure_costs, quiet_seconds, timed
-from ssd_infer.tuning.environment import surroundings_key
+from ssd_infer.tuning.memo import Memo
 
 MAX_WEIGHT = 5
 """Largest integer latency ratio between the two kinds of sublayer (KnapSpec caps it there)."""
@@ -88,26 +86,22 @@ def measure_sublayers(
     return SublayerCosts(whole, max(1e-9, (attention - none) / layers), max(1e-9, (mlp - none) / layers))
 
 
-_Key = tuple[bool, int, tuple[str, ...]]
-_known: weakref.WeakKeyDictionary[nn.Module, dict[_Key, SublayerCosts]] = weakref.WeakKeyDictionary()
+_known: Memo[SublayerCosts] = Memo()
 
 
 def remember_costs(target: Target, costs: SublayerCosts, do_sample: bool = False, batch: int = 1) -> None:
-    """Let searches and drafters of this model use `costs` from now on, as long as it runs as it does now."""
-    _known.setdefault(target.model, {})[do_sample, batch, surroundings_key(target)] = costs
+    """Let searches and drafters of this model use `costs` from now on, as long as it is and runs as it does now."""
+    _known.put(target.model, (do_sample, batch), costs)
 
 
-def recall_costs(
+def cached_sublayer_costs(
     target: Target, context: int = 128, do_sample: bool = False, batch: int = 1
 ) -> SublayerCosts:
     """Return this model's costs, measuring them the first time they are asked for at this batch size.
 
-    Run on another device, in another dtype or with another attention backend, the model is measured again. Batch sizes
-    are rounded up to a power of two, 64 at most: costs change slowly with it.
+    Batch sizes are rounded up to a power of two, 64 at most: costs change slowly with it.
     """
     batch = min(64, 1 << (batch - 1).bit_length())
-    found = _known.get(target.model, {}).get((do_sample, batch, surroundings_key(target)))
-    if found is None:
-        found = measure_sublayers(target, context, do_sample, batch)
-        remember_costs(target, found, do_sample, batch)
-    return found
+    return _known.cached(
+        target.model, (do_sample, batch), lambda: measure_sublayers(target, context, do_sample, batch)
+    )

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from hydra import compose, initialize_config_dir, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 
+from ssd_infer.cli.launch import with_folders
 from ssd_infer.config.compose import config_directory, to_settings
 from ssd_train.cli.register import register
 from ssd_train.cli.validate import validate
 from ssd_train.config.schema import Root
+from ssd_train.recipes.registry import config_folders
 
 
 def load_config(overrides: Sequence[str]) -> Root:
@@ -25,4 +27,6 @@ def load_config(overrides: Sequence[str]) -> Root:
         else initialize_config_dir(where, version_base="1.3")
     )
     with opened:
-        return to_settings(compose("train", overrides=list(overrides)), Root, validate)
+        return to_settings(
+            compose("train", overrides=with_folders(list(overrides), config_folders())), Root, validate
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hydra.core.config_store import ConfigStore
 
 from ssd_train.config import schema, schema_speech
+from ssd_train.recipes.registry import infos
 
 
 def register() -> None:
@@ -22,11 +23,8 @@ def register() -> None:
     store.store(group="schema/data", name="manifest", node=schema_speech.ManifestSpeechConfig)
     store.store(group="schema/data", name="asterisk", node=schema_speech.AsteriskSpeechConfig)
     store.store(group="schema/data", name="hub_speech", node=schema_speech.HubSpeechConfig)
-    store.store(group="schema/recipe", name="asr_ctc", node=schema_speech.ASRCTCConfig)
-    store.store(group="schema/recipe", name="diffusion", node=schema.DiffusionConfig)
-    store.store(group="schema/recipe", name="layerskip", node=schema.LayerSkipConfig)
-    store.store(group="schema/recipe", name="moe", node=schema.MoeConfig)
-    store.store(group="schema/recipe", name="plain", node=schema.PlainConfig)
+    for name, info in infos().items():
+        store.store(group="schema/recipe", name=name, node=info.settings)
     store.store(group="schema", name="optim", node=schema.OptimConfig)
     store.store(group="schema", name="engine", node=schema.EngineConfig)
     store.store(group="schema", name="tracking", node=schema.TrackingConfig)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 
 from ssd_infer.config.checks import Checks
-from ssd_infer.config.evaluation import DEVICES, check_draft, check_protocol
+from ssd_infer.config.evaluation import DEVICES, check_protocol
+from ssd_infer.strategies.registry import draft_problem
 from ssd_train.config.engines import ENGINES, SHARDING, zero_stage
 from ssd_train.config.rules_inputs import check_data, check_model
-from ssd_train.config.rules_recipe import check_recipe
 from ssd_train.config.rules_speech import check_fit
 from ssd_train.config.schema import Root, TrainConfig
+from ssd_train.recipes.registry import check_recipe, infos
 
 SCHEDULERS = ("cosine", "linear", "constant", "warmup_stable_decay")
 OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "adafactor", "sgd", "muon")
@@ -24,12 +25,13 @@ def validate(cfg: Root, checks: Checks) -> None:
     """Note every broken rule of `cfg` in `checks`; touches no weights and imports no torch."""
     _check_run(cfg, checks)
     _check_train(cfg.train, checks.under("train"))
-    check_draft(cfg.eval.draft, checks.under("eval"))
+    _check_eval_draft(cfg, checks.under("eval"))
     check_protocol(cfg.eval, checks.under("eval"))
     check_model(cfg, checks.under("model"))
     check_data(cfg.data, checks.under("data"))
     check_recipe(cfg, checks.under("recipe"))
-    check_fit(cfg, checks)
+    kind = infos()[cfg.recipe.kind].kind if cfg.recipe.kind in infos() else ""
+    check_fit(cfg, checks, speech=kind == "speech")
     checks.under("optim").choice("name", cfg.optim.name, OPTIMIZERS)
     checks.under("optim").above_zero("epsilon", cfg.optim.epsilon)
     checks.under("optim").above_zero("muon_learning_rate", cfg.optim.muon_learning_rate)
@@ -38,6 +40,15 @@ def validate(cfg: Root, checks: Checks) -> None:
     _check_engine(cfg, checks)
     checks.under("tracking").choice("name", cfg.tracking.name, TRACKERS)
     checks.under("tracking").choice("mode", cfg.tracking.mode, ("auto", "online", "offline", "disabled"))
+
+
+def _check_eval_draft(cfg: Root, checks: Checks) -> None:
+    """Check that the report on a checkpoint of this recipe can be asked for this draft, by the report's own rule."""
+    known = infos()
+    kind = known[cfg.recipe.kind].kind if cfg.recipe.kind in known else None
+    problem = draft_problem(cfg.eval.draft, kind)
+    if problem is not None:
+        checks.fail("draft", problem.rule, cfg.eval.draft, problem.remedy)
 
 
 def _check_engine(cfg: Root, checks: Checks) -> None:

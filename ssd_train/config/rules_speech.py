@@ -8,7 +8,6 @@ from pathlib import Path
 from ssd_infer.config.checks import Checks
 from ssd_train.config.schema import Root
 from ssd_train.config.schema_speech import (
-    ASRCTCConfig,
     AsteriskSpeechConfig,
     HubSpeechConfig,
     ManifestSpeechConfig,
@@ -18,8 +17,6 @@ from ssd_train.config.schema_speech import (
 )
 
 DECODER_FORMS = ("cross_attention", "lm", "hf")
-STAGES = ("joint", "two_stage")
-NORMALISERS = ("token", "utterance")
 RATES = (8000, 48000)
 _SIZES = (
     *("encoder_layers", "encoder_size", "encoder_heads", "encoder_ffn", "conv_channels", "mel_bins"),
@@ -112,28 +109,8 @@ def _check_range(key: str, value: Sequence[float], checks: Checks, above: float 
     checks.require(good, key, f"must be [least, most]{low}", value)
 
 
-def check_asr_ctc(cfg: Root, checks: Checks) -> None:
-    """Check the recipe's own settings."""
-    recipe = cfg.recipe
-    assert isinstance(recipe, ASRCTCConfig)
-    for key in ("ctc_weight", "inter_weight", "encoder_share", "collapse_share"):
-        checks.within(key, getattr(recipe, key), 0, 1)
-    checks.within("label_smoothing", recipe.label_smoothing, 0, 1, open_end=True)
-    checks.choice("normalise", recipe.normalise, NORMALISERS)
-    checks.choice("stages", recipe.stages, STAGES)
-    augment, ready = checks.under("spec_augment"), checks.under("readiness")
-    for key in ("frequency_masks", "frequency_width", "time_masks", "time_width"):
-        augment.at_least(key, getattr(recipe.spec_augment, key), 0)
-    augment.within("time_share", recipe.spec_augment.time_share, 0, 1)
-    augment.within("formant_shift", recipe.spec_augment.formant_shift, 0, 1)
-    ready.within("corrupt_prefix", recipe.readiness.corrupt_prefix, 0, 1)
-    ready.within("corrupt_rate", recipe.readiness.corrupt_rate, 0, 1)
-    ready.at_least("agreement_weight", recipe.readiness.agreement_weight, 0)
-
-
-def check_fit(cfg: Root, checks: Checks) -> None:
-    """Check that speech recipe, speech model and speech data come together."""
-    speech = isinstance(cfg.recipe, ASRCTCConfig)
+def check_fit(cfg: Root, checks: Checks, *, speech: bool) -> None:
+    """Check that a recipe for speech, a speech model and speech data come together."""
     parts: tuple[tuple[str, object, type, str], ...] = (
         ("model", cfg.model, SpeechModelConfig, "model=ctc_asr"),
         ("data", cfg.data, SpeechDataConfig, "data=tts_speech, manifest, asterisk or hub_speech"),

@@ -11,7 +11,7 @@ import numpy as np
 from filelock import FileLock
 from transformers import PreTrainedTokenizerBase
 
-from ssd_infer.content import text_digest
+from ssd_infer.checkpoint.content import text_digest
 from ssd_infer.errors import DataError
 from ssd_train.config.schema import DataConfig, Root
 from ssd_train.data.framing import Encoder

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
 
-from ssd_infer.content import folder_digest
+from ssd_infer.checkpoint.content import folder_digest
 from ssd_train.config.schema import HFModelConfig, LocalTextConfig, Root, ScratchModelConfig
 from ssd_train.config.schema_speech import SpeechDataConfig, SpeechModelConfig
 from ssd_train.data.local import local_contents

@@ -9,8 +9,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from ssd_infer.corpus.marks import own_marks
 from ssd_infer.errors import DataError
-from ssd_infer.marks import own_marks
 
 
 class Encoder:

@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ssd_infer.content import files_digest, folder_digest, text_digest
+from ssd_infer.checkpoint.content import files_digest, folder_digest, text_digest
 from ssd_infer.errors import DataError
 from ssd_train.config.schema import HubTextConfig
 from ssd_train.data.sources import Passage, TextSource, held_out

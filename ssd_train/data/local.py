@@ -6,9 +6,9 @@ import glob
 from collections.abc import Iterator
 from pathlib import Path
 
-from ssd_infer.content import files_digest, text_digest
+from ssd_infer.checkpoint.content import files_digest, text_digest
+from ssd_infer.corpus.textfiles import read_lines, read_objects
 from ssd_infer.errors import DataError
-from ssd_infer.textfiles import read_lines, read_objects
 from ssd_train.config.schema import LocalTextConfig
 from ssd_train.data.sources import Passage, TextSource, held_out
 

@@ -13,7 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from ssd_infer.content import folder_digest
+from ssd_infer.checkpoint.content import folder_digest
 from ssd_infer.errors import DataError
 from ssd_train.config.schema import HFModelConfig, ModelConfig, Root
 from ssd_train.data.sources import TextSource

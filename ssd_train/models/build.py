@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +21,7 @@ from transformers.utils import logging
 from ssd_infer.checkpoint.kinds import kind_of
 from ssd_infer.checkpoint.load import check_loading_info
 from ssd_infer.errors import CheckpointError, ConfigError, DataError, Problem, UnsupportedModelError
-from ssd_infer.offload.layout import FAMILIES as ROUTED
-from ssd_train.config.schema import (
-    HFModelConfig,
-    LayerSkipConfig,
-    ModelConfig,
-    MoeConfig,
-    Root,
-    ScratchModelConfig,
-    ScratchMoeConfig,
-)
+from ssd_train.config.schema import HFModelConfig, ModelConfig, Root, ScratchModelConfig, ScratchMoeConfig
 
 FAMILIES: dict[str, str] = {
     "llama": "llama",
@@ -142,9 +132,9 @@ def hf_config(cfg: HFModelConfig) -> PretrainedConfig:
 
 
 def check(cfg: Root) -> PretrainedConfig:
-    """Check, before any weight loads, that the model suits the recipe; return the model's configuration.
+    """Check, before any weight loads, that the model decodes autoregressively; return its configuration.
 
-    Raises `UnsupportedModelError` for an architecture layers cannot be skipped in, `ConfigError` for exits outside it.
+    Raises `UnsupportedModelError` for one that does not.
     """
     config = model_config(cfg.model)
     if kind_of(config) == "diffusion":
@@ -152,49 +142,7 @@ def check(cfg: Root) -> PretrainedConfig:
             f"recipe {cfg.recipe_name}: a masked-diffusion checkpoint is no autoregressive model "
             f"(got model.name={getattr(cfg.model, 'name', None)!r}); train it further with +recipe=diffusion"
         )
-    if isinstance(cfg.recipe, MoeConfig):
-        _check_routed(config, cfg.recipe)
-    if not isinstance(cfg.recipe, LayerSkipConfig):
-        return config
-    if config.model_type not in SKIPPABLE:
-        raise UnsupportedModelError(
-            f"recipe layerskip: {config.model_type} models are not supported, because their decoder does not run "
-            "`model.layers` followed by `model.norm` with rotary positions; "
-            f"use a {', '.join(sorted(SKIPPABLE))} model"
-        )
-    problems = list(_exit_problems(cfg.recipe.early_exit.exits, config.num_hidden_layers))
-    if cfg.data.block_size > config.max_position_embeddings:
-        limit = config.max_position_embeddings
-        rule = f"must not exceed the model's {limit} positions"
-        problems.append(Problem("data.block_size", rule, cfg.data.block_size, f"try data.block_size={limit}"))
-    if problems:
-        raise ConfigError(problems)
     return config
-
-
-def _check_routed(config: PretrainedConfig, recipe: MoeConfig) -> None:
-    """Raise `UnsupportedModelError` for a dense model, `ConfigError` for a draft of more experts than the model's."""
-    if config.model_type not in ROUTED:
-        raise UnsupportedModelError(
-            f"recipe moe: {config.model_type} models have no routed experts known here; "
-            f"use model=qwen2_moe, or a {', '.join(ROUTED)} checkpoint with model=hf"
-        )
-    top_k = int(config.num_experts_per_tok)
-    rule = f"must not exceed the {top_k} experts the model routes a token to"
-    wrong = [k_draft for k_draft in recipe.k_draft or [] if k_draft > top_k]
-    if wrong:
-        raise ConfigError([Problem("recipe.k_draft", rule, wrong, f"try {list(range(1, top_k))}")])
-
-
-def _exit_problems(exits: list[int] | None, layers: int) -> Iterator[Problem]:
-    for exit_layer in exits or []:
-        if not 1 <= exit_layer < layers:
-            yield Problem(
-                "recipe.early_exit.exits",
-                f"must lie between 1 and {layers - 1}, since the model has {layers} layers",
-                exit_layer,
-                f"try recipe.early_exit.exits=[{max(1, layers // 4)}]",
-            )
 
 
 def check_vocabulary(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, cfg: ModelConfig) -> None:

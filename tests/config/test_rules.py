@@ -14,6 +14,7 @@ from ssd_infer.config.compose import config_directory, option_names
 from ssd_infer.errors import ConfigError
 from ssd_train.__main__ import settings_of
 from ssd_train.config import schema
+from ssd_train.recipes.layerskip.settings import LayerSkipConfig
 
 RECIPE = "+recipe=layerskip"
 DEEP = "model=deep_narrow"
@@ -158,7 +159,7 @@ def test_only_dataclasses_come_out(compose):
     cfg = settings_of(compose(RECIPE))
     walk(cfg)
     assert isinstance(cfg.model, schema.ScratchModelConfig)
-    assert isinstance(cfg.recipe, schema.LayerSkipConfig)
+    assert isinstance(cfg.recipe, LayerSkipConfig)
     with pytest.raises(AttributeError):
         cfg.typo = 1
 

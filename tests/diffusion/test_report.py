@@ -128,10 +128,10 @@ def test_a_draft_that_is_wrong_in_company_fails_the_report(
 def test_batches_budgets_and_end_marks_are_compared(
     tmp_path: Path, objective: str, sampler: dict[str, Any]
 ) -> None:
-    from ssd_infer.diffusion.exactness import exact_in_batches
     from ssd_infer.evaluation.bench import open_bench
     from ssd_infer.evaluation.budget import Budget, Deadline
     from ssd_infer.evaluation.contenders import Contender, Sampling
+    from ssd_infer.evaluation.diffusion.exactness import exact_in_batches
     from ssd_infer.families.diffusion.settings import SamplerSettings
 
     build(0, objective, 4, dtype=torch.float32, eos=3).save_pretrained(tmp_path / "model")

@@ -32,9 +32,10 @@ from ssd_infer.evaluation.contenders import Contender, Sampling, ours
 from ssd_infer.evaluation.distribution import SETTINGS, judge_sampling
 from ssd_infer.evaluation.transformers_side import hf_baseline
 from ssd_infer.report import exit_code
-from ssd_infer.strategies import registry as drafts
 from ssd_infer.strategies.early_exit.early_exit import EarlyExit
+from ssd_infer.strategies.info import StrategyInfo
 from tests.conftest import ModelFactory, build_model
+from tests.registered import know_only
 
 FOREVER = Budget(0.0).deadline(1.0)
 NOW = Deadline(0.0)
@@ -45,7 +46,7 @@ PARAMS = {"exit_layer": 1, "gamma": 3}
 class WrongInCompany(EarlyExit):
     """Right at batch 1; in a ragged batch every row hands over the exit states of the last one."""
 
-    name = "early_exit+company"
+    info = StrategyInfo("early_exit+company", "causal", "skip_layer", order=20)
 
     def propose(self, limit: int) -> Proposal:
         proposal = super().propose(limit)
@@ -57,7 +58,7 @@ class WrongInCompany(EarlyExit):
 class WrongAtTheEnd(EarlyExit):
     """Right until the budget cuts a draft of a batch: what follows the cut was made for the token before it."""
 
-    name = "early_exit+end"
+    info = StrategyInfo("early_exit+end", "causal", "skip_layer", order=20)
 
     def propose(self, limit: int) -> Proposal:
         proposal = super().propose(limit)
@@ -69,7 +70,7 @@ class WrongAtTheEnd(EarlyExit):
 class NoBatches(EarlyExit):
     """Right at batch 1; raises in a batch."""
 
-    name = "early_exit+broken"
+    info = StrategyInfo("early_exit+broken", "causal", "skip_layer", order=20)
 
     def propose(self, limit: int) -> Proposal:
         if len(self.session.lengths) > 1:
@@ -83,8 +84,7 @@ WRONG = {"company": WrongInCompany, "end": WrongAtTheEnd, "broken": NoBatches}
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("early_exit", "early_exit+ngram", "ngram")
-    known = {name: drafts.registry()[name] for name in names} | {item.name: item for item in WRONG.values()}
-    monkeypatch.setattr(drafts, "registry", lambda: known)
+    know_only(monkeypatch, names, *WRONG.values())
 
 
 def strategy(draft: str, **changes: Any) -> Contender:
@@ -109,7 +109,7 @@ def test_a_right_draft_passes_and_says_what_was_compared(tiny_model: ModelFactor
 def test_a_draft_that_is_right_alone_fails_with_its_first_divergence(
     tiny_model: ModelFactory, name: str
 ) -> None:
-    model, draft = tiny_model(), WRONG[name].name
+    model, draft = tiny_model(), WRONG[name].info.name
     plain = ours(model, None, {}, Sampling())
     alone = ours(model, draft, PARAMS, Sampling())
     for prompt in PROMPTS:

@@ -20,12 +20,12 @@ from ssd_infer.evaluation import evaluate, runner, section
 from ssd_infer.evaluation.series import evaluate_run, find_checkpoints
 from ssd_infer.report import exit_code, read_report, validate
 from ssd_infer.report.rows import gains, noise_rows, plain_rows
-from ssd_infer.report.schema import FAMILIES
-from ssd_infer.strategies import registry as drafts
 from ssd_infer.strategies.base import Resolved
 from ssd_infer.strategies.early_exit.early_exit import EarlyExit, EarlyExitParams
 from ssd_infer.strategies.early_exit.exit_calibration import ExitProfile
+from ssd_infer.strategies.skip_layers import SKIP_SET, SWIFT
 from tests.conftest import build_model
+from tests.registered import know_only
 
 BUILT = ("early_exit", "early_exit+ngram", "ngram")
 """Strategies that take part here; what others do is tested with them, and each would be timed again in every test.
@@ -37,8 +37,7 @@ They are told that they gain, so that they draft whatever the clock says of this
 @pytest.fixture(scope="module", autouse=True)
 def few_strategies() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        known = {name: drafts.registry()[name] for name in BUILT}
-        patch.setattr(drafts, "registry", lambda: known)
+        know_only(patch, BUILT)
         predict = ExitProfile.best
         patch.setattr(ExitProfile, "best", lambda *given: replace(predict(*given), speedup=1.5))
         yield
@@ -89,7 +88,7 @@ def test_report_is_valid_complete_and_written(full: dict[str, Any], checkpoint: 
         "report.html",
         "samples.jsonl",
     }
-    assert {name.split(":")[0] for name in rows(full)} == set(FAMILIES)
+    assert {name.split(":")[0] for name in rows(full)} == {"early_exit", "fewer_steps", "ctc_draft"}
     assert full["identity"]["step"] == 7
     assert full["identity"]["recipe"] == "layerskip"
     assert full["identity"]["weights_sha256"] == weights_sha256(checkpoint)
@@ -222,7 +221,7 @@ def test_what_is_predicted_to_lose_is_plain_untimed_and_its_law_untested(
 class Doubtful(EarlyExit):
     """A strategy that would draft although it predicts a loss."""
 
-    name = "swift"
+    info = SWIFT
 
     @classmethod
     def resolve(cls, *arguments: Any) -> Resolved:
@@ -232,8 +231,7 @@ class Doubtful(EarlyExit):
 def test_a_predicted_loss_is_not_timed_unless_its_parameters_were_given(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = drafts.registry() | {"swift": Doubtful}
-    monkeypatch.setattr(drafts, "registry", lambda: known)
+    know_only(monkeypatch, BUILT, Doubtful)
     wanted = settings(checkpoint, out=str(tmp_path), temperatures=[0.0], draft="swift", samples=2)
     row = rows(evaluate(wanted))["swift"]
     assert row["extra"]["fell_back_to_plain"] is True
@@ -246,7 +244,7 @@ def test_a_predicted_loss_is_not_timed_unless_its_parameters_were_given(
 class Endless(EarlyExit):
     """A strategy whose calibration never ends by itself."""
 
-    name = "skip_set"
+    info = SKIP_SET
 
     @classmethod
     def resolve(cls, target: Any, *arguments: Any) -> Resolved:
@@ -257,8 +255,7 @@ class Endless(EarlyExit):
 def test_a_calibration_without_end_is_a_row_and_the_limit_holds(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = drafts.registry() | {"skip_set": Endless}
-    monkeypatch.setattr(drafts, "registry", lambda: known)
+    know_only(monkeypatch, BUILT, Endless)
     report = evaluate(settings(checkpoint, out=str(tmp_path), max_minutes=0.05, samples=2))
     for name in ("skip_set", "skip_set:t1"):
         row = rows(report)[name]
@@ -270,7 +267,7 @@ def test_a_calibration_without_end_is_a_row_and_the_limit_holds(
 class Exploding(EarlyExit):
     """A strategy that fails while drafting."""
 
-    name = "swift"
+    info = SWIFT
 
     @classmethod
     def resolve(cls, *arguments: Any) -> Resolved:
@@ -283,7 +280,7 @@ class Exploding(EarlyExit):
 class Unresolvable(EarlyExit):
     """A strategy that fails while choosing its parameters."""
 
-    name = "skip_set"
+    info = SKIP_SET
 
     @classmethod
     def resolve(cls, *arguments: Any) -> Any:
@@ -293,8 +290,7 @@ class Unresolvable(EarlyExit):
 def test_failing_strategies_are_rows_and_the_rest_goes_on(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = drafts.registry() | {"swift": Exploding, "skip_set": Unresolvable}
-    monkeypatch.setattr(drafts, "registry", lambda: known)
+    know_only(monkeypatch, BUILT, Exploding, Unresolvable)
     report = evaluate(settings(checkpoint, out=str(tmp_path), temperatures=[0.0], samples=2))
     found = rows(report)
     assert found["swift"]["status"] == "failed"

@@ -18,20 +18,19 @@ from ssd_infer.evaluation.strategies import line_up
 from ssd_infer.report.html import render_html
 from ssd_infer.report.markdown import render_markdown
 from ssd_infer.report.searches import HEAD, search_cells
-from ssd_infer.strategies import registry as drafts
 from ssd_infer.strategies.skip_layers import saved_search as store
 from ssd_infer.strategies.skip_layers import skip_calibration as settle
 from ssd_infer.strategies.skip_layers.search_result import Found
 from ssd_infer.tuning.prediction import Outlook
 from tests.conftest import build_model
+from tests.registered import know_only
 
 SEARCHED = ("skip_set", "skip_set+bayes", "swift", "early_exit+del")
 
 
 @pytest.fixture(autouse=True)
 def searched_strategies(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = {name: drafts.registry()[name] for name in SEARCHED}
-    monkeypatch.setattr(drafts, "registry", lambda: known)
+    know_only(monkeypatch, SEARCHED)
 
 
 @pytest.fixture(scope="module")

@@ -13,11 +13,13 @@ from ssd_infer.engine.session import Proposal
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import Problem
 from ssd_infer.strategies import registry as drafts
-from ssd_infer.strategies.base import Drafter, DraftParams, at_least
+from ssd_infer.strategies.base import DraftParams, Strategy
+from ssd_infer.strategies.info import StrategyInfo
 from tests.fuzz import causal, law
 from tests.fuzz.__main__ import all_arms
 from tests.fuzz.campaign import Arm, Fault, campaign
 from tests.fuzz.tally import Tally, table
+from tests.registered import know_only
 
 EXAMPLES, SEED, VARIANTS = 45, 2, range(2)
 """What an ordinary arm gets here."""
@@ -62,10 +64,10 @@ class EchoParams(DraftParams):
         return at_least("times", self.times, 1)
 
 
-class Echo(Drafter):
+class Echo(Strategy):
     """A strategy from outside: the row's last or first token, again and again."""
 
-    name = "echo"
+    info = StrategyInfo("echo", "causal", "repetition")
     family = "toy"
     Params = EchoParams
 
@@ -121,9 +123,9 @@ class Lawless(Echo):
         return proposal
 
 
-def _fuzz(monkeypatch: pytest.MonkeyPatch, strategy: type[Drafter], kind: Any, examples: int) -> Tally:
+def _fuzz(monkeypatch: pytest.MonkeyPatch, strategy: type[Strategy], kind: Any, examples: int) -> Tally:
     """Register a strategy as `echo` and fuzz it; nothing else is told of it."""
-    monkeypatch.setitem(drafts.registry(), "echo", strategy)
+    know_only(monkeypatch, None, strategy)
     (arm,) = [arm for arm in kind.arms() if arm.name.endswith("echo")]
     tally = Tally()
     campaign(arm, examples, SEED, VARIANTS, tally)
@@ -147,7 +149,7 @@ def test_a_strategy_from_outside_is_fuzzed_by_itself(monkeypatch: pytest.MonkeyP
     ],
 )
 def test_a_wrong_strategy_is_found_and_its_script_shows_it(
-    monkeypatch: pytest.MonkeyPatch, strategy: type[Drafter], kind: Any, words: str
+    monkeypatch: pytest.MonkeyPatch, strategy: type[Strategy], kind: Any, words: str
 ) -> None:
     with pytest.raises(Fault, match=words) as caught:
         _fuzz(monkeypatch, strategy, kind, 60)

@@ -185,7 +185,7 @@ def _scaled(forward: Any) -> Any:
 def test_registry_finds_strategies_by_file() -> None:
     assert {"early_exit", "ngram", "early_exit+ngram"} <= set(drafts.registry())
     for name, strategy in drafts.registry().items():
-        assert strategy.name == name
+        assert strategy.info.name == name
         assert strategy.__doc__
 
 

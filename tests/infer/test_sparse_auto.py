@@ -38,7 +38,7 @@ def with_costs(monkeypatch: pytest.MonkeyPatch, costs: SparseCosts) -> list[tupl
         asked.append((context, batch))
         return costs
 
-    monkeypatch.setattr(settle, "recall", recall)
+    monkeypatch.setattr(settle, "cached_costs", recall)
     return asked
 
 

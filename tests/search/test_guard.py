@@ -114,7 +114,7 @@ def settled(model: Any, raced: float, predicted: float, monkeypatch: pytest.Monk
     target = Target.of(model)
 
     def measure(_target: Any, strategy: Any, *_: Any) -> float:
-        asked.append(strategy.name)
+        asked.append(strategy.info.name)
         return raced
 
     monkeypatch.setattr(settle, "measured_speedup", measure)

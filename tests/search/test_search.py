@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import ssd_infer
+from ssd_infer.checkpoint import machine
 from ssd_infer.engine.sampling import SamplingParams
 from ssd_infer.engine.sublayers import SkipSet
 from ssd_infer.engine.target import Target
@@ -21,10 +22,9 @@ from ssd_infer.strategies.skip_layers import skip_calibration as settle
 from ssd_infer.strategies.skip_layers.bayes import Progress, probes, search_bayes
 from ssd_infer.strategies.skip_layers.offline_search import prepare, search, tokens_per_second
 from ssd_infer.strategies.skip_layers.search_result import Found
-from ssd_infer.tuning import environment as surroundings
 from ssd_infer.tuning.calibration_text import Material, write_material
 from ssd_infer.tuning.prediction import Outlook
-from ssd_infer.tuning.sublayer_costs import recall_costs, remember_costs
+from ssd_infer.tuning.sublayer_costs import cached_sublayer_costs, remember_costs
 from tests.conftest import ModelFactory, build_model
 from tests.infer.test_exactness import prompts, reference
 from tests.search.test_dp import flat_costs
@@ -124,7 +124,7 @@ def test_other_circumstances_are_named_and_measured_again(checkpoint: Path) -> N
     assert found is None
     assert "attention was flash_attention_2, is sdpa" in note
     remember_costs(target, flat_costs(4))
-    _, note = settle.recall(target, [[2, 3, 4, 5]], do_sample=False)
+    _, note = settle.cached_search(target, [[2, 3, 4, 5]], do_sample=False)
     assert "measured again" in note
 
 
@@ -210,7 +210,7 @@ def test_a_damaged_result_is_passed_over(checkpoint: Path, change: dict[str, Any
     assert found is None
     assert "is damaged" in note
     remember_costs(target, flat_costs(4, attention=1e-9, mlp=1e-9, step=1.0))
-    _, note = settle.recall(target, [[2, 3, 4, 5]], do_sample=False)
+    _, note = settle.cached_search(target, [[2, 3, 4, 5]], do_sample=False)
     assert "is damaged, so it was measured again" in note
     sound = Found(SkipSet.of([2], []), outlook(1.1), "bayes", 2.0, 9)
     store.save(checkpoint, target, False, sound)
@@ -221,7 +221,7 @@ def test_another_processor_is_another_device(checkpoint: Path, monkeypatch: pyte
     loaded = ssd_infer.load(checkpoint, device="cpu")
     target = Target.of(loaded.model)
     store.save(checkpoint, target, False, Found(SkipSet.of([1], []), outlook(9.9), "dp", 2.0, 9))
-    monkeypatch.setattr(surroundings, "cpu_name", lambda: "Another CPU")
+    monkeypatch.setattr(machine, "cpu_name", lambda: "Another CPU")
     found, note = store.load(checkpoint, target, False)
     assert found is None
     assert "is Another CPU" in note
@@ -238,16 +238,16 @@ def test_a_model_that_runs_otherwise_is_searched_and_measured_again(
     known = Found(SkipSet.of([1], []), outlook(9.9), "dp", 2.0, 9)
     remember_costs(target, costs)
     settle.remember(target, known)
-    assert recall_costs(target) is costs
-    assert settle.recall(target, [[2, 3, 4, 5]], False)[0] is known
+    assert cached_sublayer_costs(target) is costs
+    assert settle.cached_search(target, [[2, 3, 4, 5]], False)[0] is known
     if how == "dtype":
         model.to(torch.float32 if target.dtype == torch.float64 else torch.float64)
     elif how == "attention":
         model.set_attn_implementation("eager")
     else:
         monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
-    assert recall_costs(target) is not costs
-    assert settle.recall(target, [[2, 3, 4, 5]], False)[0] is not known
+    assert cached_sublayer_costs(target) is not costs
+    assert settle.cached_search(target, [[2, 3, 4, 5]], False)[0] is not known
 
 
 def test_auto_searches_by_itself_and_falls_back_to_plain(tiny_model: ModelFactory) -> None:
@@ -270,7 +270,8 @@ def test_auto_takes_what_is_free(tiny_model: ModelFactory, monkeypatch: pytest.M
     assert out.sequences == reference(model, rows, 24)
 
 
-def test_a_given_set_gets_its_gamma(tiny_model: ModelFactory) -> None:
+def test_a_given_set_gets_its_gamma(tiny_model: ModelFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settle, "measured_speedup", lambda *_: 1.2)
     model = dead_middle(tiny_model())
     remember_costs(Target.of(model), flat_costs(4, step=0.0))
     params = {"skip_attention": [], "skip_mlp": [1, 2], "confidence": 0.0}
@@ -286,7 +287,7 @@ def test_one_search_from_prompts_to_file(checkpoint: Path, method: str) -> None:
     said: list[str] = []
     found = search(target, rows, method, seconds=1e9, trials=3, folder=checkpoint, say=said.append)
     assert store.load(checkpoint, target, False)[0] is not None
-    assert settle.recall(target, rows, False)[0] is found
+    assert settle.cached_search(target, rows, False)[0] is found
     assert len(said) == 3
 
 

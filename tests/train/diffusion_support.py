@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from ssd_infer.models.masked_diffusion import MDMConfig, MDMForMaskedLM
-from ssd_train.config.schema import AgreementConfig, DiffusionConfig, Root
+from ssd_train.config.schema import Root
+from ssd_train.recipes.diffusion.settings import AgreementConfig, DiffusionConfig
 from tests.train.support import VOCAB, tiny_llama, tiny_root
 
 MASK = VOCAB - 1

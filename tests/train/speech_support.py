@@ -10,12 +10,8 @@ import numpy as np
 import soundfile
 
 from ssd_train.config.schema import EvalConfig, Root, TrackingConfig, TrainConfig
-from ssd_train.config.schema_speech import (
-    ASRCTCConfig,
-    ManifestSpeechConfig,
-    SpecAugmentConfig,
-    SpeechModelConfig,
-)
+from ssd_train.config.schema_speech import ManifestSpeechConfig, SpeechModelConfig
+from ssd_train.recipes.asr_ctc.settings import ASRCTCConfig, SpecAugmentConfig
 
 RATE = 8000
 TONES = {"la": 400.0, "so": 900.0, "mi": 1600.0}

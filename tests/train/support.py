@@ -15,18 +15,16 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ssd_train.config.schema import (
-    EarlyExitConfig,
     EvalConfig,
     HFModelConfig,
-    LayerDropoutConfig,
-    LayerSkipConfig,
     LocalTextConfig,
-    PlainConfig,
     Root,
     ScratchModelConfig,
     TrackingConfig,
     TrainConfig,
 )
+from ssd_train.recipes.layerskip.settings import EarlyExitConfig, LayerDropoutConfig, LayerSkipConfig
+from ssd_train.recipes.plain.settings import PlainConfig
 
 VOCAB = 97
 

@@ -16,12 +16,12 @@ from ssd_infer.errors import ConfigError, SSDError, UnsupportedModelError
 from ssd_infer.models.ctc_asr import CTCASRModel
 from ssd_train import run
 from ssd_train.cli.load import load_config
-from ssd_train.config.schema_speech import ASRCTCConfig, ReadinessConfig, SpecAugmentConfig
 from ssd_train.data.speech import collate
 from ssd_train.recipes.asr_ctc.measures import accepted, error_ratio, greedy_hypotheses, word_error_ratio
 from ssd_train.recipes.asr_ctc.model import build_processor, build_speech_model
 from ssd_train.recipes.asr_ctc.readiness import corrupted_batch, gold_batch
 from ssd_train.recipes.asr_ctc.recipe import ASRCTCRecipe
+from ssd_train.recipes.asr_ctc.settings import ASRCTCConfig, ReadinessConfig, SpecAugmentConfig
 from ssd_train.recipes.base import StepContext
 from tests.train.speech_support import speech_model, speech_root, write_clips
 from tests.train.support import in_processes

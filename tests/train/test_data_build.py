@@ -22,7 +22,6 @@ from ssd_train.config.schema import (
     HFModelConfig,
     LocalTextConfig,
     ModelConfig,
-    PlainConfig,
     Root,
     ScratchModelConfig,
     StdlibTextConfig,
@@ -31,6 +30,7 @@ from ssd_train.data.framing import Encoder
 from ssd_train.data.packing import token_dtype, write_tokens
 from ssd_train.data.sources import Passage, stdlib_source
 from ssd_train.data.tokenizer import train_bpe, vocabulary_hash
+from ssd_train.recipes.plain.settings import PlainConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = [

@@ -16,7 +16,7 @@ import pytest
 import soundfile
 import torch
 
-from ssd_infer.content import file_digest, files_digest, folder_digest, weights_digest
+from ssd_infer.checkpoint.content import file_digest, files_digest, folder_digest, weights_digest
 from ssd_infer.errors import ConfigError, DataError
 from ssd_infer.families.speech.utterances import FOLDER
 from ssd_train import data, recipes, run

@@ -13,10 +13,10 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from ssd_infer.corpus.marks import own_marks
 from ssd_infer.corpus.prompts import build_tasks, tokenize
 from ssd_infer.corpus.shift_text import shift_streams
 from ssd_infer.errors import ConfigError, DataError
-from ssd_infer.marks import own_marks
 from ssd_train import data, recipes, run
 from ssd_train.config.schema import DiffusionConfig, HFModelConfig, LocalTextConfig, Root
 from ssd_train.data.framing import Encoder, plain_ids

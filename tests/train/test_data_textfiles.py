@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ssd_infer import textfiles
+from ssd_infer.corpus import textfiles
 from ssd_infer.corpus.prompts import build_tasks
+from ssd_infer.corpus.textfiles import read_lines, read_objects, read_whole
 from ssd_infer.errors import DataError
 from ssd_infer.families.speech.utterances import read_manifest
-from ssd_infer.textfiles import read_lines, read_objects, read_whole
 from ssd_train import recipes
 from ssd_train.config.schema import LocalTextConfig
 from ssd_train.data.local import find_files, read_files

@@ -16,11 +16,13 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from ssd_train import run
-from ssd_train.config.schema import EngineConfig, LayerSkipConfig, Root
-from ssd_train.config.schema_speech import ASRCTCConfig, ReadinessConfig, SpecAugmentConfig
+from ssd_train.config.schema import EngineConfig, Root
 from ssd_train.distributed import elastic
-from ssd_train.recipes import StepContext, build
+from ssd_train.recipes.asr_ctc.settings import ASRCTCConfig, ReadinessConfig, SpecAugmentConfig
+from ssd_train.recipes.base import StepContext
 from ssd_train.recipes.layerskip.recipe import LayerSkipRecipe
+from ssd_train.recipes.layerskip.settings import LayerSkipConfig
+from ssd_train.recipes.registry import build
 from tests.train.diffusion_support import OBJECTIVES, diffusion_root
 from tests.train.ranks import Fault, assert_close, curve, error_file, train_ranks
 from tests.train.speech_support import speech_root

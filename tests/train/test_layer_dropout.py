@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from ssd_infer.errors import UnsupportedModelError
-from ssd_train.config.schema import EarlyExitConfig, LayerDropoutConfig, LayerSkipConfig
-from ssd_train.recipes import StepContext
+from ssd_train.recipes.base import StepContext
 from ssd_train.recipes.layerskip.dropout import dropping, survivors, uniforms
 from ssd_train.recipes.layerskip.recipe import LayerSkipRecipe
+from ssd_train.recipes.layerskip.settings import EarlyExitConfig, LayerDropoutConfig, LayerSkipConfig
 from tests.train.support import tiny_llama, tokens
 
 

@@ -13,18 +13,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerBase
 
 from ssd_infer.errors import CheckpointError, ConfigError, DataError, UnsupportedModelError
-from ssd_train.config.schema import (
-    EarlyExitConfig,
-    HFModelConfig,
-    LayerSkipConfig,
-    ModelConfig,
-    PlainConfig,
-    Root,
-    ScratchModelConfig,
-    StdlibTextConfig,
-)
+from ssd_train.config.schema import HFModelConfig, ModelConfig, Root, ScratchModelConfig, StdlibTextConfig
 from ssd_train.data.tokenizer import train_bpe
 from ssd_train.models import build as models
+from ssd_train.recipes.layerskip.settings import EarlyExitConfig, LayerSkipConfig
+from ssd_train.recipes.plain.settings import PlainConfig
+from ssd_train.recipes.registry import build
 
 TINY = ScratchModelConfig(
     num_layers=3,
@@ -182,10 +176,15 @@ def test_a_tokenizer_larger_than_the_model_is_an_error(saved: Path) -> None:
         models.build(HFModelConfig(name=str(saved)), larger)
 
 
+def checked(cfg: Root) -> None:
+    """Check the model as the recipe does."""
+    build(cfg.recipe).check(cfg)
+
+
 def test_gpt2_is_refused_for_layer_skipping_in_one_sentence(tmp_path: Path) -> None:
     GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=16, n_head=2, vocab_size=300)).save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModelError, match=r"gpt2 models are not supported, because .*llama"):
-        models.check(run(HFModelConfig(name=str(tmp_path))))
+        checked(run(HFModelConfig(name=str(tmp_path))))
     plain = dataclasses.replace(run(HFModelConfig(name=str(tmp_path))), recipe=PlainConfig())
     assert models.check(plain).model_type == "gpt2"
 
@@ -194,20 +193,20 @@ def test_gpt2_is_refused_for_layer_skipping_in_one_sentence(tmp_path: Path) -> N
 def test_exits_outside_a_model_are_found_before_its_weights(exits: list[int], saved: Path) -> None:
     (saved / "model.safetensors").unlink()
     with pytest.raises(ConfigError) as caught:
-        models.check(run(HFModelConfig(name=str(saved)), exits))
+        checked(run(HFModelConfig(name=str(saved)), exits))
     assert [problem.key for problem in caught.value.problems] == ["recipe.early_exit.exits"]
     assert "between 1 and 2" in str(caught.value)
 
 
 def test_all_problems_of_a_model_are_said_together(saved: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        models.check(run(HFModelConfig(name=str(saved)), [9], block_size=65))
+        checked(run(HFModelConfig(name=str(saved)), [9], block_size=65))
     keys = [problem.key for problem in caught.value.problems]
     assert keys == ["recipe.early_exit.exits", "data.block_size"]
 
 
 def test_a_good_model_passes_the_check(saved: Path) -> None:
-    assert models.check(run(HFModelConfig(name=str(saved)), [1, 2], block_size=64)).num_hidden_layers == 3
+    checked(run(HFModelConfig(name=str(saved)), [1, 2], block_size=64))
 
 
 def test_an_unknown_family_lists_the_known_ones() -> None:

@@ -14,14 +14,15 @@ from ssd_infer.config.checks import Checks
 from ssd_infer.errors import ConfigError, UnsupportedModelError
 from ssd_train import run
 from ssd_train.config.rules_inputs import check_model
-from ssd_train.config.rules_recipe import check_recipe
-from ssd_train.config.schema import MoeConfig, OptimConfig, Root, ScratchMoeConfig
+from ssd_train.config.schema import OptimConfig, Root, ScratchMoeConfig
 from ssd_train.losses.routing import expected_union, expert_choices, expert_load, load_balance
 from ssd_train.models import build as models
 from ssd_train.models.exits import ExitModel
-from ssd_train.recipes import StepContext, build
+from ssd_train.recipes.base import StepContext
 from ssd_train.recipes.moe.recipe import MoeRecipe
 from ssd_train.recipes.moe.routers import Routers
+from ssd_train.recipes.moe.settings import MoeConfig
+from ssd_train.recipes.registry import build, check_recipe
 from tests.train.support import VOCAB, tiny_llama, tiny_root, tokens, with_train
 
 
@@ -165,9 +166,9 @@ def test_dense_models_and_drafts_beyond_k_are_refused(tmp_path: Path) -> None:
         recipe.prepare(tiny_llama())
     dense = replace(tiny_root(tmp_path), recipe=MoeConfig())
     with pytest.raises(UnsupportedModelError, match="recipe moe"):
-        models.check(dense)
+        recipe.check(dense)
     with pytest.raises(ConfigError, match=r"recipe\.k_draft"):
-        models.check(moe_root(tmp_path, k_draft=[5]))
+        build(MoeConfig(k_draft=[5])).check(moe_root(tmp_path, k_draft=[5]))
 
 
 def test_rules_name_every_bad_setting(tmp_path: Path) -> None:

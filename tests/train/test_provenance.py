@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ssd_train.config.schema import PlainConfig, Root, ScratchModelConfig, StdlibTextConfig
+from ssd_train.config.schema import Root, ScratchModelConfig, StdlibTextConfig
+from ssd_train.recipes.plain.settings import PlainConfig
 from ssd_train.runs import provenance
 
 

@@ -8,12 +8,14 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from ssd_infer.errors import ConfigError, UnsupportedModelError
-from ssd_train.config.schema import EarlyExitConfig, LayerDropoutConfig, LayerSkipConfig, PlainConfig
 from ssd_train.losses.weights import normalised_weights
 from ssd_train.models.exits import ExitModel
-from ssd_train.recipes import REGISTRY, StepContext, StepOutput, build
+from ssd_train.recipes.base import StepContext, StepOutput
 from ssd_train.recipes.layerskip.recipe import exit_term
-from ssd_train.recipes.plain import PlainRecipe
+from ssd_train.recipes.layerskip.settings import EarlyExitConfig, LayerDropoutConfig, LayerSkipConfig
+from ssd_train.recipes.plain.recipe import PlainRecipe
+from ssd_train.recipes.plain.settings import PlainConfig
+from ssd_train.recipes.registry import build, get, infos
 from tests.train.support import VOCAB, tiny_llama, tokens
 
 NO_DROPOUT = LayerDropoutConfig(enabled=False)
@@ -218,5 +220,6 @@ def test_unsuitable_models_and_exits_are_refused_with_the_reason() -> None:
 
 def test_registry_names_match_the_classes() -> None:
     names = ["asr_ctc", "diffusion", "layerskip", "moe", "plain"]
-    assert {name: recipe.name for name, recipe in REGISTRY.items()} == {name: name for name in names}
+    assert sorted(infos()) == names
+    assert {name: get(name).name for name in names} == {name: name for name in names}
     assert build(LayerSkipConfig()).metadata()["settings"]["early_exit"]["period"] == 8

@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 
 from ssd_infer.errors import CheckpointError, ConfigError, DataError, SSDError
 from ssd_train import run
-from ssd_train.config.schema import LayerSkipConfig, OptimConfig, Root, StdlibTextConfig
+from ssd_train.config.schema import OptimConfig, Root, StdlibTextConfig
+from ssd_train.recipes.layerskip.settings import LayerSkipConfig
 from ssd_train.runs import checkpoints
 from tests.train.support import in_processes, tiny_root, train_until_killed, with_train
 

@@ -11,12 +11,13 @@ import torch
 from transformers import AutoTokenizer
 
 from ssd_infer.errors import ConfigError, Problem
-from ssd_train import data, recipes, run
+from ssd_train import data, run
 from ssd_train.config.schema import Root
 from ssd_train.data.tokenizer import train_bpe
 from ssd_train.models import build as models
+from ssd_train.recipes import registry as recipes
 from ssd_train.recipes.base import batch_rows, stack
-from ssd_train.recipes.plain import PlainRecipe
+from ssd_train.recipes.plain.recipe import PlainRecipe
 from tests.train.support import Samples, tiny_llama, tiny_root, tokens
 
 TEXT = ["alpha beta gamma delta", "one two three"] * 8
@@ -67,7 +68,7 @@ class OwnRecipe(PlainRecipe):
 def test_a_recipe_replaces_data_model_collator_and_processor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(recipes.REGISTRY, "plain", OwnRecipe)
+    monkeypatch.setattr(recipes, "get", lambda name: OwnRecipe)
     done = run.train(tiny_root(tmp_path, plain=True, max_steps=2, logging_steps=1))
     checkpoint = done / "checkpoints" / "step-2"
     assert json.loads((checkpoint / "config.json").read_text())["num_hidden_layers"] == 3
@@ -78,7 +79,7 @@ def test_a_recipe_replaces_data_model_collator_and_processor(
 
 
 def test_a_recipe_refuses_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(recipes.REGISTRY, "plain", OwnRecipe)
+    monkeypatch.setattr(recipes, "get", lambda name: OwnRecipe)
     cfg = tiny_root(tmp_path, plain=True)
     cfg.seed = 13
     with pytest.raises(ConfigError, match="must be lucky"):

@@ -12,7 +12,8 @@ import pytest
 import wandb
 
 from ssd_infer.errors import ConfigError
-from ssd_train.config.schema import PlainConfig, Root, ScratchModelConfig, StdlibTextConfig, TrackingConfig
+from ssd_train.config.schema import Root, ScratchModelConfig, StdlibTextConfig, TrackingConfig
+from ssd_train.recipes.plain.settings import PlainConfig
 from ssd_train.runs import tracking
 
 REPORT: dict[str, Any] = {

@@ -12,8 +12,8 @@ import torch
 from transformers import Trainer
 
 from ssd_infer.errors import SSDError
-from ssd_train.recipes import build
 from ssd_train.recipes.base import stack
+from ssd_train.recipes.registry import build
 from ssd_train.runs.checkpoints import CheckpointStore
 from ssd_train.runs.metrics import MetricsFile
 from ssd_train.trainer.arguments import training_arguments

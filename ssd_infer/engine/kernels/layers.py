@@ -17,10 +17,10 @@ from ssd_infer.errors import UnsupportedModelError, one_line
 
 def attention_view(target: Target, attend: Attend) -> SelfMasking:
     """Return shallow copies of the target's layers whose attention modules attend by `attend`."""
-    return SelfMasking(_view(layer, attend) for layer in target.layers)
+    return SelfMasking(_attending(layer, attend) for layer in target.layers)
 
 
-def _view(layer: nn.Module, attend: Attend) -> nn.Module:
+def _attending(layer: nn.Module, attend: Attend) -> nn.Module:
     view, module = copy.copy(layer), copy.copy(layer._modules["self_attn"])
     assert module is not None
     config: Any = copy.copy(module.config)

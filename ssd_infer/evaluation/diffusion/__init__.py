@@ -1,1 +1,1 @@
-"""TODO diffusion."""
+"""Evaluate a masked-diffusion checkpoint."""

@@ -13,7 +13,7 @@ from ssd_infer.evaluation.contenders import Contender
 from ssd_infer.evaluation.measure import Measurements
 from ssd_infer.families.diffusion.settings import SamplerSettings
 from ssd_infer.strategies.fewer_steps.call_costs import predicted_speedup
-from ssd_infer.strategies.fewer_steps.step_calibration import Call, recall
+from ssd_infer.strategies.fewer_steps.step_calibration import Call, cached_profile
 
 
 def figures(
@@ -42,7 +42,7 @@ def figures(
     }
     if contender.kind == "strategy":
         call = Call(sampler, sampling, bench.settings.max_new_tokens, bench.settings.batch_size)
-        profile = recall(bench.model, call, bench.calibration)
+        profile = cached_profile(bench.model, call, bench.calibration)
         gamma = int(contender.params.get("gamma", 1))
         chain = profile.acceptance(gamma)
         more["calls"] = {"curve": profile.costs.curve(), "batch": profile.costs.batch}

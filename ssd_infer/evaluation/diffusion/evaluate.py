@@ -6,7 +6,6 @@ import logging
 from typing import Any
 
 from ssd_infer.config.evaluation import EvalSettings
-from ssd_infer.diffusion.exactness import exact_in_batches
 from ssd_infer.engine.sampling import SamplingParams
 from ssd_infer.errors import ConfigError
 from ssd_infer.evaluation import report_folder
@@ -17,6 +16,7 @@ from ssd_infer.evaluation.contenders import Contender, Sampling, one_line
 from ssd_infer.evaluation.diffusion.diffusion_contenders import baseline, lossy_peer, settled
 from ssd_infer.evaluation.diffusion.diffusion_figures import figures
 from ssd_infer.evaluation.diffusion.diffusion_quality import generative_perplexity, quality
+from ssd_infer.evaluation.diffusion.exactness import exact_in_batches
 from ssd_infer.evaluation.losslessness import LosslessResult, judge_greedy
 from ssd_infer.evaluation.measure import measure
 from ssd_infer.evaluation.progress import quiet_libraries
@@ -27,10 +27,10 @@ from ssd_infer.evaluation.stream import both
 from ssd_infer.evaluation.summary import scoreboard, share_plain
 from ssd_infer.families.diffusion.denoiser import Denoiser
 from ssd_infer.families.diffusion.settings import SamplerSettings
-from ssd_infer.report.schema import FAMILIES
 from ssd_infer.report.write import check_writable, write_report, writing
 from ssd_infer.strategies.fewer_steps.drafts import DRAFTERS
 from ssd_infer.strategies.fewer_steps.fewer_steps import NAME
+from ssd_infer.strategies.registry import basics
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ def evaluate(settings: EvalSettings, say: Say | None = None) -> dict[str, Any]:
 def _section(bench: Bench, sampling: Sampling, sampler: SamplerSettings, deadline: Deadline) -> Section:
     """Settle the drafts, time everybody against stepwise decoding, and judge by equality of tokens."""
     settings = bench.settings
-    absent = [Absent(name + sampling.suffix, "not_applicable", OTHERS) for name in FAMILIES if name != NAME]
+    absent = [Absent(name + sampling.suffix, "not_applicable", OTHERS) for name in basics() if name != NAME]
     strategies: list[Contender] = []
     predicted: dict[str, float] = {}
     bench.say(f"calibrating drafts at temperature {sampling.temperature:g}")

@@ -1,1 +1,1 @@
-"""TODO speech."""
+"""Evaluate a speech checkpoint."""

@@ -15,6 +15,7 @@ from ssd_infer.config.evaluation import EvalSettings
 from ssd_infer.evaluation.bench import torch_threads
 from ssd_infer.evaluation.losslessness import LosslessResult
 from ssd_infer.evaluation.progress import quiet_libraries
+from ssd_infer.evaluation.speech.batches import exact_in_batches
 from ssd_infer.evaluation.speech.contest import Contender, Contest, cut_units, hold
 from ssd_infer.evaluation.speech.speech_rows import (
     LOSSLESS,
@@ -28,12 +29,12 @@ from ssd_infer.evaluation.speech.trial import Say, Trial, measure_costs, open_tr
 from ssd_infer.evaluation.strategies import Absent
 from ssd_infer.evaluation.summary import absent_row
 from ssd_infer.evaluation.verdict import verdict
-from ssd_infer.report.schema import FAMILIES, SCHEMA_VERSION
+from ssd_infer.report.schema import SCHEMA_VERSION
 from ssd_infer.report.write import check_writable, write_report, writing
-from ssd_infer.speech.exactness import exact_in_batches
 from ssd_infer.strategies.ctc_draft.ctc_params import AUTO, REFERENCES, VARIANTS, canonical, parse
 from ssd_infer.strategies.ctc_draft.gate_calibration import PAPER_INCREASE, Calibration, Point, calibrate
 from ssd_infer.strategies.ctc_draft.saved_thresholds import save_thresholds
+from ssd_infer.strategies.registry import basics
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +132,7 @@ def assemble(
     return {
         "schema_version": SCHEMA_VERSION,
         "identity": identity(trial.settings.checkpoint),
-        "environment": environment(trial.settings, trial.model.device, trial.model.dtype),
+        "environment": environment(trial.settings.seed, trial.model.device, trial.model.dtype),
         "protocol": _protocol(trial, heats),
         "baselines": baselines,
         "peers": peers,
@@ -212,7 +213,7 @@ def _more(item: Contender, board: Board, found: Calibration) -> dict[str, Any]:
 
 def _absent(present: set[str], wanted: str) -> list[dict[str, Any]]:
     rows = []
-    for name in FAMILIES:
+    for name in basics():
         if name not in present:
             reason = (
                 f"not measured: this run asked for draft={wanted} only" if name == "ctc_draft" else TAKES_TEXT

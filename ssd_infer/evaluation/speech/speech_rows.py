@@ -12,7 +12,7 @@ from ssd_infer.evaluation.repetition import repetition
 from ssd_infer.evaluation.speech.contest import Contender, Contest
 from ssd_infer.evaluation.speech.speech_figures import Figures
 from ssd_infer.evaluation.stream import both
-from ssd_infer.report.schema import FAMILIES
+from ssd_infer.strategies.registry import group_of
 
 PLAIN = "ar_greedy"
 LOSSLESS = "ctc_draft:lossless"
@@ -118,7 +118,7 @@ def strategy_row(
     claimed = item.name == LOSSLESS
     return {
         "name": item.name + board.suffix,
-        "family": FAMILIES["ctc_draft"],
+        "family": group_of(item.name),
         "params": {} if item.params is None else _params(item),
         "status": "ok",
         "reason": item.note or None,

@@ -1,1 +1,1 @@
-"""TODO diffusion."""
+"""Masked-diffusion models: states, one deterministic step, calls that check many states."""

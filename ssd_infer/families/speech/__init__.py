@@ -1,1 +1,1 @@
-"""TODO speech."""
+"""Speech models: audio, plain decoding, error rates."""

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from ssd_infer.corpus.textfiles import read_objects
 from ssd_infer.errors import DataError
 from ssd_infer.families.speech.audio import AudioError, read_audio
-from ssd_infer.textfiles import read_objects
 
 FILE = "manifest.jsonl"
 FOLDER = "heldout"

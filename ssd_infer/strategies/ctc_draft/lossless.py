@@ -1,8 +1,8 @@
 """Verify a CTC transcript token by token: the output is that of plain greedy decoding, whatever the draft says.
 
 One pass scores the whole transcript. What matches the decoder's own choices is kept; at the first mismatch its choice
-replaces the draft's. The rest of the draft is realigned (`ssd_infer.strategies.ctc_draft.tails`) and verified again. After some
-rejections the decoder goes on alone, so a bad draft costs little more than plain decoding.
+replaces the draft's. The rest of the draft is realigned (`tails.py`) and verified again. After some rejections the
+decoder goes on alone, so a bad draft costs little more than plain decoding.
 """
 
 from __future__ import annotations

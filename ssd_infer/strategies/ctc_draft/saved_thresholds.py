@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from ssd_infer.checkpoint.content import weights_digest
 from ssd_infer.report.write import dump_json, write_text
-from ssd_infer.strategies.skip_layers.saved_search import fingerprint
 
 FILE = "ssd_ctc_draft.json"
 VERSION = 2
@@ -21,7 +21,7 @@ def save_thresholds(
 ) -> Path:
     """Write the thresholds (None: that gate is off), and `more` about their choice, into the checkpoint's folder."""
     path = Path(folder) / FILE
-    record = {"version": VERSION, "weights": fingerprint(model), "thresholds": thresholds, **more}
+    record = {"version": VERSION, "weights": weights_digest(model), "thresholds": thresholds, **more}
     write_text(path, dump_json(record))
     return path
 
@@ -39,7 +39,7 @@ def thresholds_of(model: Any) -> dict[str, float | None]:
         or not isinstance(record.get("thresholds"), dict)
     ):
         return {}
-    if record.get("weights") != fingerprint(model):
+    if record.get("weights") != weights_digest(model):
         return {}
     found = {key: value for key, value in record["thresholds"].items() if key in KEYS}
     numbers = {key: float(value) for key, value in found.items() if isinstance(value, int | float)}

@@ -6,9 +6,8 @@ serves both, and the verify pass runs those layers only for the last drafted tok
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 from torch import Tensor
 
@@ -16,6 +15,7 @@ from ssd_infer.engine.session import Session
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import Problem
 from ssd_infer.strategies.base import Auto, DraftParams, Resolved, at_least
+from ssd_infer.strategies.early_exit import EARLY_EXIT
 from ssd_infer.strategies.stepwise import Stepwise
 
 
@@ -47,8 +47,7 @@ class EarlyExitParams(DraftParams):
 class EarlyExit(Stepwise):
     """Draft with the first E layers, at most γ tokens a round."""
 
-    name = "early_exit"
-    family = "skip_layer"
+    info = EARLY_EXIT
     Params = EarlyExitParams
 
     def __init__(self, session: Session, params: DraftParams) -> None:
@@ -73,11 +72,6 @@ class EarlyExit(Stepwise):
             if target.num_layers >= 2
             else "the model has a single layer, so there is nothing to exit from"
         )
-
-    @classmethod
-    def search_space(cls, target: Target) -> dict[str, Sequence[Any]]:
-        """Return exits up to half the depth, and γ from 1 to 12."""
-        return {"exit_layer": range(1, target.num_layers // 2 + 1), "gamma": range(1, 13)}
 
     @classmethod
     def max_draft(cls, params: DraftParams) -> int:

@@ -7,7 +7,6 @@ would be worth now; the next round uses the exit and γ of highest tokens per me
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -18,11 +17,12 @@ from ssd_infer.engine.session import Feedback, Proposal, Session
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import Problem
 from ssd_infer.strategies.base import Auto, DraftParams, Resolved, at_least
+from ssd_infer.strategies.early_exit import EARLY_EXIT_DEL
 from ssd_infer.strategies.early_exit.early_exit import EarlyExit
 from ssd_infer.strategies.early_exit.shadow import Choice, Shadows, up_to_first_mismatch
 from ssd_infer.strategies.stepwise import Stepwise
 from ssd_infer.tuning.calibration_text import choices, compare, gather
-from ssd_infer.tuning.sublayer_costs import recall_costs
+from ssd_infer.tuning.sublayer_costs import cached_sublayer_costs
 
 _HEAD_ELEMENTS = 1 << 25
 """Most logits of shadow tokens held at once."""
@@ -76,8 +76,7 @@ class EarlyExitDelParams(DraftParams):
 class EarlyExitDel(Stepwise):
     """Early exit whose exit layer and length are chosen anew each round."""
 
-    name = "early_exit+del"
-    family = "skip_layer"
+    info = EARLY_EXIT_DEL
     Params = EarlyExitDelParams
 
     def __init__(self, session: Session, params: DraftParams) -> None:
@@ -87,7 +86,9 @@ class EarlyExitDel(Stepwise):
         exits = self.params.layers(session.target.num_layers)
         self.shadows = Shadows(exits, self.params.omega)
         context = max(len(row.tokens) + row.limit // 2 for row in session.rows)
-        costs = recall_costs(session.target, context, not session.sampler.greedy, len(session.rows)).whole
+        costs = cached_sublayer_costs(
+            session.target, context, not session.sampler.greedy, len(session.rows)
+        ).whole
         self._cost = [costs.draft(exit_layer) / costs.plain for exit_layer in exits]
         lengths = range(1, self.params.gamma + 1)
         self._verify = [[costs.verify(e, gamma) / costs.plain for gamma in lengths] for e in exits]
@@ -181,14 +182,14 @@ class EarlyExitDel(Stepwise):
 
         Following the text costs a little more than a fixed exit, so a prediction that is not high is put to a race.
         """
-        from ssd_infer.strategies.early_exit.exit_calibration import recall
+        from ssd_infer.strategies.early_exit.exit_calibration import cached_profile
         from ssd_infer.tuning.race import SURE, least_running, measured_speedup
 
         settled = cast(EarlyExitDelParams, params)
-        recall_costs(target, max(map(len, prompts)) + 32, do_sample)
+        cached_sublayer_costs(target, max(map(len, prompts)) + 32, do_sample)
         if settled.guard != "auto":
             return Resolved(params)
-        best = recall(target, prompts, do_sample).best()
+        best = cached_profile(target, prompts, do_sample).best()
         if best.speedup < 1.0:
             chosen = f"exit {best.exit_layer}, γ {best.gamma}"
             note = f"plain decoding: the best predicted speedup of any exit is {best.speedup:.2f} ({chosen})"
@@ -201,12 +202,6 @@ class EarlyExitDel(Stepwise):
             return Resolved(None, note, best.speedup)
         least = round(least_running(best.speedup, measured), 3)
         return Resolved(replace(settled, guard=least), f"measured {measured:.2f}×", measured)
-
-    @classmethod
-    def search_space(cls, target: Target) -> dict[str, Sequence[Any]]:
-        """Numbers of candidate exits, and how fast the past fades."""
-        del target
-        return {"candidates": (3, 5, 8), "omega": (0.9, 0.95, 0.98)}
 
     @classmethod
     def max_draft(cls, params: DraftParams) -> int:

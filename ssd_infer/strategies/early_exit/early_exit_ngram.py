@@ -20,6 +20,7 @@ from ssd_infer.engine.session import Feedback, Proposal, Session
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import Problem
 from ssd_infer.strategies.base import DraftParams, at_least
+from ssd_infer.strategies.early_exit import EARLY_EXIT_NGRAM
 from ssd_infer.strategies.early_exit.early_exit import EarlyExit, EarlyExitParams
 from ssd_infer.strategies.ngram.ngram import NgramIndex, pack
 
@@ -73,8 +74,7 @@ class Reliability:
 class EarlyExitNgram(EarlyExit):
     """Copy, let the exit check the copy, draft on from there."""
 
-    name = "early_exit+ngram"
-    family = "skip_layer"
+    info = EARLY_EXIT_NGRAM
     Params = EarlyExitNgramParams
 
     def __init__(self, session: Session, params: DraftParams) -> None:

@@ -6,13 +6,12 @@ tells, for every exit at once, which drafts would be accepted: simulated α is e
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ssd_infer.engine.loop import Decoding
 from ssd_infer.engine.sampling import Sampler, SamplingParams
@@ -22,7 +21,7 @@ from ssd_infer.engine.stopping import StopRule
 from ssd_infer.engine.target import Target
 from ssd_infer.strategies.base import Resolved
 from ssd_infer.tuning.costs import Costs, measure_costs, predicted_speedup
-from ssd_infer.tuning.environment import surroundings_key
+from ssd_infer.tuning.memo import Memo
 from ssd_infer.tuning.rounds import draft_limits, expected_rounds, greedy_rounds
 
 if TYPE_CHECKING:
@@ -143,22 +142,18 @@ def overlap(final: Tensor, early: Tensor, sampler: Sampler) -> tuple[Tensor, Ten
     return torch.minimum(sampler.probs(final), q).sum(-1).cpu(), q.amax(-1).cpu()
 
 
-_Key = tuple[bool, tuple[str, ...]]
-_profiles: weakref.WeakKeyDictionary[nn.Module, dict[_Key, ExitProfile]] = weakref.WeakKeyDictionary()
+_profiles: Memo[ExitProfile] = Memo()
 
 
 def remember(target: Target, found: ExitProfile) -> None:
-    """Let `auto` use `found` for this model from now on, as long as it runs as it does now."""
-    _profiles.setdefault(target.model, {})[found.do_sample, surroundings_key(target)] = found
+    """Let `auto` use `found` for this model from now on, as long as it is and runs as it does now."""
+    _profiles.put(target.model, found.do_sample, found)
 
 
-def recall(target: Target, prompts: list[list[int]], do_sample: bool) -> ExitProfile:
-    """Return this model's profile, calibrating on `prompts` the first time in these surroundings."""
-    known = _profiles.get(target.model, {}).get((do_sample, surroundings_key(target)))
-    if known is None:
-        known = profile(target, [row[-_PROMPT_TOKENS:] for row in prompts[:_CALIBRATION_PROMPTS]], do_sample)
-        remember(target, known)
-    return known
+def cached_profile(target: Target, prompts: list[list[int]], do_sample: bool) -> ExitProfile:
+    """Return this model's profile, calibrating on `prompts` the first time."""
+    texts = [row[-_PROMPT_TOKENS:] for row in prompts[:_CALIBRATION_PROMPTS]]
+    return _profiles.cached(target.model, do_sample, lambda: profile(target, texts, do_sample))
 
 
 def settle_early_exit(
@@ -171,7 +166,7 @@ def settle_early_exit(
     if params.exit_layer != "auto" and params.gamma != "auto":
         confidence = 0.0 if params.confidence == "auto" else params.confidence
         return Resolved(replace(params, confidence=confidence))
-    known = recall(target, prompts, do_sample)
+    known = cached_profile(target, prompts, do_sample)
     exits = None if params.exit_layer == "auto" else [int(params.exit_layer)]
     if exits is not None and exits[0] not in known.exits:
         exits = [known.exits[-1]]

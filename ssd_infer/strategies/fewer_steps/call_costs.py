@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ssd_infer.evaluation.contenders import synchronise
+from ssd_infer.engine.clock import synchronise
 from ssd_infer.families.diffusion.memory import Memory
 from ssd_infer.families.diffusion.state import Canvas, State
 

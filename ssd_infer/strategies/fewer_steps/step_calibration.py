@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -19,6 +18,7 @@ from ssd_infer.families.diffusion.step import STEP, Choice, Reading, Stepper
 from ssd_infer.strategies.fewer_steps.call_costs import CallCosts, measure_calls
 from ssd_infer.strategies.fewer_steps.spiffy import Path, most_travelled
 from ssd_infer.strategies.fewer_steps.ssd_tree import SSDTree
+from ssd_infer.tuning.memo import Memo
 
 if TYPE_CHECKING:
     from ssd_infer.strategies.fewer_steps.fewer_steps import Draft
@@ -112,7 +112,7 @@ def settle(
     """Return the settled draft: the γ, and for `spiffy` the graph, with the best predicted speedup on `prompts`."""
     from ssd_infer.strategies.fewer_steps.fewer_steps import Draft, made
 
-    profile = recall(model, call, prompts)
+    profile = cached_profile(model, call, prompts)
     if name == "auto":
         drafts = [settle(model, one, gamma, {}, call, prompts) for one in AUTOMATIC]
         return max(drafts, key=lambda draft: draft.predicted_speedup or 0.0)
@@ -152,17 +152,17 @@ def graph_of(name: str, gamma: int, options: Mapping[str, Any], profile: Profile
     return found[1:]
 
 
-_PROFILES: weakref.WeakKeyDictionary[nn.Module, dict[Any, Profile]] = weakref.WeakKeyDictionary()
+_profiles: Memo[Profile] = Memo()
 
 
-def recall(model: nn.Module, call: Call, prompts: Sequence[Sequence[int]]) -> Profile:
+def cached_profile(model: nn.Module, call: Call, prompts: Sequence[Sequence[int]]) -> Profile:
     """Return the profile of a model under the settings and the batch size of `call`, made once."""
-    known = _PROFILES.setdefault(model, {})
     settings, tokens = practice(Denoiser.of(model), call)
     key = (settings, call.sampling, tokens, call.batch)
-    if key not in known:
-        known[key] = observe(model, settings, call.sampling, prompts[:PROMPTS], tokens, call.batch)
-    return known[key]
+    texts = prompts[:PROMPTS]
+    return _profiles.cached(
+        model, key, lambda: observe(model, settings, call.sampling, texts, tokens, call.batch)
+    )
 
 
 def practice(denoiser: Denoiser, call: Call) -> tuple[SamplerSettings, int]:

@@ -10,7 +10,8 @@ import torch
 from ssd_infer.engine.session import Proposal, Session
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import Problem
-from ssd_infer.strategies.base import Drafter, DraftParams, at_least
+from ssd_infer.strategies.base import DraftParams, Strategy, at_least
+from ssd_infer.strategies.ngram import NGRAM
 
 
 @dataclass(slots=True)
@@ -61,11 +62,10 @@ class NgramIndex:
         self._seen = max(self._seen, len(tokens))
 
 
-class Ngram(Drafter):
+class Ngram(Strategy):
     """Copy up to γ tokens from the most recent earlier occurrence of the longest matching suffix."""
 
-    name = "ngram"
-    family = "ngram"
+    info = NGRAM
     Params = NgramParams
 
     def __init__(self, session: Session, params: DraftParams) -> None:

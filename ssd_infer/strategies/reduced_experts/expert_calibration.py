@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
-
-from torch import nn
 
 from ssd_infer.engine.loop import Decoding
 from ssd_infer.engine.sampling import Sampler, SamplingParams
@@ -21,6 +18,7 @@ from ssd_infer.offload.offload import resident_of
 from ssd_infer.strategies.base import Resolved
 from ssd_infer.strategies.reduced_experts.expert_costs import CostMeter, MoeCosts
 from ssd_infer.strategies.reduced_experts.record import NOTHING, Rounds, Rule, Trust, calibrate_trust, play
+from ssd_infer.tuning.memo import Memo
 from ssd_infer.tuning.race import raced_speedups
 
 if TYPE_CHECKING:
@@ -62,10 +60,8 @@ class Candidate:
     details: str
 
 
-_profiles: weakref.WeakKeyDictionary[nn.Module, dict[tuple[object, ...], Profile]] = (
-    weakref.WeakKeyDictionary()
-)
-_plain: weakref.WeakKeyDictionary[nn.Module, dict[tuple[object, ...], float]] = weakref.WeakKeyDictionary()
+_profiles: Memo[Profile] = Memo()
+_plain: Memo[float] = Memo()
 
 
 def settle_reduced(
@@ -90,7 +86,7 @@ def _lossless(
     """Return the rule with the best predicted speed for every k_draft and way to read."""
     found = []
     for entrant in _entrants(target, params):
-        profile = recall(target, entrant, prompts, do_sample)
+        profile = cached_profile(target, entrant, prompts, do_sample)
         speedup, rule = profile.best(_rules(params, STOPS, math.inf))
         details = f"{_named(entrant)}, {_ruled(rule)}, {_unions(profile.costs)}"
         found.append(Candidate(speedup, _following(entrant, rule), details))
@@ -103,7 +99,7 @@ def _adaptive(
     """Calibrate τ for every k_draft and way to read; return the rule with the best predicted speed for each."""
     found = []
     for entrant in _entrants(target, params):
-        profile = recall(target, entrant, prompts, do_sample)
+        profile = cached_profile(target, entrant, prompts, do_sample)
         trust = trust_of(profile.rounds, params)
         speedup, rule = profile.best(_rules(params, STOPS, trust.threshold))
         bound = "none trusted" if trust.bound is None else f"≤ {trust.bound:.1%} of {trust.count} wrong"
@@ -194,24 +190,15 @@ def _named(entrant: ReducedExpertsParams) -> str:
     return f"top-{entrant.k_draft}" + (", reading ahead" if entrant.prefetch else "")
 
 
-def recall(
+def cached_profile(
     target: Target, params: ReducedExpertsParams, prompts: list[list[int]], do_sample: bool
 ) -> Profile:
     """Return this model's profile of one k_draft, made on `prompts` the first time."""
     resident = resident_of(target.layers)
-    key = (
-        params.k_draft,
-        params.renorm,
-        params.at_hand,
-        params.prefetch,
-        do_sample,
-        len(prompts) > 1,
-        id(resident),
-    )
-    known = _profiles.setdefault(target.model, {})
-    if key not in known:
-        known[key] = make_profile(target, params, prompts, do_sample)
-    return known[key]
+    several = len(prompts) > 1
+    drafted = (params.k_draft, params.renorm, params.at_hand, params.prefetch)
+    key = (*drafted, do_sample, several, id(resident))
+    return _profiles.cached(target.model, key, lambda: make_profile(target, params, prompts, do_sample))
 
 
 def make_profile(
@@ -239,9 +226,8 @@ def make_profile(
 
 def _plain_step(target: Target, prompts: list[list[int]], do_sample: bool) -> float:
     """Return the mean seconds of a plain decoding step on `prompts`, measured the first time."""
-    known = _plain.setdefault(target.model, {})
-    key = (do_sample, len(prompts) > 1, id(resident_of(target.layers)))
-    if key not in known:
+
+    def measured() -> float:
         sampler = Sampler(SamplingParams(do_sample=do_sample), target.device, seed=0)
         steps, seconds = 0, 0.0
         for prompt in prompts[:_PROMPTS]:
@@ -249,8 +235,10 @@ def _plain_step(target: Target, prompts: list[list[int]], do_sample: bool) -> fl
             stats = Stats.empty(1)
             Decoding(session, None, StopRule(), stats).run()
             steps, seconds = steps + stats.total.rounds, seconds + stats.total.seconds["verify"]
-        known[key] = seconds / steps
-    return known[key]
+        return seconds / steps
+
+    key = (do_sample, len(prompts) > 1, id(resident_of(target.layers)))
+    return _plain.cached(target.model, key, measured)
 
 
 def _unions(costs: MoeCosts) -> str:

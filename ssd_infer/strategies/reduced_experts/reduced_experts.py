@@ -7,7 +7,6 @@ will need, so that they are read while it drafts. Verification writes the window
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -20,6 +19,7 @@ from ssd_infer.errors import Problem
 from ssd_infer.offload.layout import MoeLayer, moe_layers, why_not
 from ssd_infer.offload.offload import resident_of
 from ssd_infer.strategies.base import Auto, DraftParams, Resolved, at_least
+from ssd_infer.strategies.reduced_experts import ADAPTIVE, REDUCED_EXPERTS
 from ssd_infer.strategies.reduced_experts.expert_views import reduced_view
 from ssd_infer.strategies.reduced_experts.record import Pace, Round, Rounds
 from ssd_infer.strategies.reduced_experts.skipped import Skipped
@@ -79,8 +79,7 @@ class ReducedExpertsParams(DraftParams):
 class ReducedExperts(Stepwise):
     """Draft with `k_draft` experts a token, at most γ tokens a round."""
 
-    name = "reduced_experts"
-    family = "reduced_experts"
+    info = REDUCED_EXPERTS
     Params = ReducedExpertsParams
 
     def __init__(self, session: Session, params: DraftParams) -> None:
@@ -208,12 +207,6 @@ class ReducedExperts(Stepwise):
         return why_not(str(target.config.model_type), moe_layers(target.layers), target.layers)
 
     @classmethod
-    def search_space(cls, target: Target) -> dict[str, Sequence[Any]]:
-        """Return every k below the model's, and γ from 1 to 16."""
-        top_k = min(layer.top_k for layer in moe_layers(target.layers))
-        return {"k_draft": range(1, top_k), "gamma": range(1, 17), "renorm": ("model", "full_mass")}
-
-    @classmethod
     def max_draft(cls, params: DraftParams) -> int:
         """Return γ, or the window of mode adaptive."""
         settled = cast(ReducedExpertsParams, params)
@@ -239,6 +232,6 @@ class AdaptiveParams(ReducedExpertsParams):
 class AdaptiveExperts(ReducedExperts):
     """The lossy mode as a row of its own: SS-MoE's confidence-adaptive verification."""
 
-    name = "reduced_experts+adaptive"
+    info = ADAPTIVE
     lossless = False
     Params = AdaptiveParams

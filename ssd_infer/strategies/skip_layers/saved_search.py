@@ -13,29 +13,23 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from torch import nn
 
-from ssd_infer.content import weights_digest
+from ssd_infer.checkpoint.content import weights_digest
 from ssd_infer.engine.sublayers import SkipSet
 from ssd_infer.engine.target import Target
 from ssd_infer.strategies.skip_layers.search_result import Found
-from ssd_infer.tuning.environment import surroundings
+from ssd_infer.tuning.memo import environment
 from ssd_infer.tuning.prediction import Outlook
 
 FILE = "ssd_skip_set.json"
 VERSION = 1
 
 
-def fingerprint(model: nn.Module) -> str:
-    """Hash names, shapes and all values of all parameters: a change anywhere makes other weights of them."""
-    return weights_digest(model)
-
-
 def circumstances(target: Target, do_sample: bool) -> dict[str, str]:
     """Say under what a search result holds."""
     return {
-        "weights": fingerprint(target.model),
-        **surroundings(target),
+        "weights": weights_digest(target.model),
+        **environment(target.model),
         "transformers": transformers.__version__,
         "choice": "sampling" if do_sample else "greedy",
     }

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import time
-import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-
-from torch import nn
 
 from ssd_infer.engine.sampling import SamplingParams
 from ssd_infer.engine.sublayers import SkipSet, skip_view
@@ -18,49 +15,43 @@ from ssd_infer.strategies.skip_layers.bayes import search_bayes
 from ssd_infer.strategies.skip_layers.dp import search_dp
 from ssd_infer.strategies.skip_layers.search_result import Found
 from ssd_infer.tuning.calibration_text import Material, write_material
-from ssd_infer.tuning.environment import surroundings_key
+from ssd_infer.tuning.memo import Memo
 from ssd_infer.tuning.prediction import GAMMAS, THRESHOLDS, Outlook, foresee
 from ssd_infer.tuning.race import SURE, least_running, measured_speedup
-from ssd_infer.tuning.sublayer_costs import recall_costs
+from ssd_infer.tuning.sublayer_costs import cached_sublayer_costs
 
 if TYPE_CHECKING:
     from ssd_infer.strategies.skip_layers.skip_set import SkipSetDrafter, SkipSetParams
 
 SEARCH_SECONDS = 60.0
 """Longest Bayesian search when nobody says otherwise."""
-_Key = tuple[bool, str | None, tuple[str, ...]]
-_found: weakref.WeakKeyDictionary[nn.Module, dict[_Key, tuple[Found, str]]] = weakref.WeakKeyDictionary()
+_found: Memo[tuple[Found, str]] = Memo()
 
 
 def remember(
     target: Target, found: Found, do_sample: bool = False, note: str = "", method: str | None = None
 ) -> None:
-    """Let `auto` use `found` for this model from now on; with a `method` only where that method is asked for.
-
-    Moved to another device, dtype or attention backend, the model is searched anew.
-    """
-    _found.setdefault(target.model, {})[do_sample, method, surroundings_key(target)] = (found, note)
+    """Let `auto` use `found` for this model from now on; with a `method` only where that method is asked for."""
+    _found.put(target.model, (do_sample, method), (found, note))
 
 
-def recall(
+def cached_search(
     target: Target,
     prompts: list[list[int]],
     do_sample: bool,
     method: str | None = None,
     seconds: float = SEARCH_SECONDS,
 ) -> tuple[Found, str]:
-    """Return this model's skip set and how it was come by: remembered, saved, or searched now.
+    """Return this model's skip set and how it was come by: kept, saved, or searched now.
 
     `method`: `dp`, `bayes` (at most `seconds`), or None for whatever is there, else `dp`.
     """
-    known = _found.get(target.model, {}).get((do_sample, method, surroundings_key(target)))
-    if known is None:
+
+    def searched() -> tuple[Found, str]:
         found, note = _saved(target, do_sample, method)
-        if found is None:
-            found = _search(target, prompts, do_sample, method, seconds)
-        remember(target, found, do_sample, note, method)
-        known = (found, note)
-    return known
+        return found or _search(target, prompts, do_sample, method, seconds), note
+
+    return _found.cached(target.model, (do_sample, method), searched)
 
 
 def settle_skip_set(
@@ -80,7 +71,7 @@ def settle_skip_set(
         return Resolved(params)
     skips, note, facts = params.skips, "", dict[str, Any]()
     if skips is None:
-        found, note = recall(target, prompts, do_sample, method, seconds)
+        found, note = cached_search(target, prompts, do_sample, method, seconds)
         skips, outlook, facts = found.skips, found.outlook, found.facts()
         note = "; ".join(part for part in (_describe(found), note) if part)
     if params.skips is not None or params.gamma != "auto" or params.confidence != "auto":
@@ -132,7 +123,7 @@ def _search(
     """Search now; the seconds reported are those of everything that had to be done for it."""
     begin = time.perf_counter()
     material = write_material(target, prompts, SamplingParams(do_sample=do_sample))
-    costs = recall_costs(target, _context(prompts), do_sample)
+    costs = cached_sublayer_costs(target, _context(prompts), do_sample)
     found = search_bayes(material, costs, seconds) if method == "bayes" else search_dp(material, costs)
     found.extra["preparation_seconds"] = time.perf_counter() - begin - found.seconds
     return found
@@ -156,7 +147,7 @@ def _outlook(
     scores = material.score(skip_view(target, skips))
     gammas = GAMMAS if isinstance(params.gamma, str) else [params.gamma]
     thresholds = THRESHOLDS if isinstance(params.confidence, str) else [params.confidence]
-    costs = recall_costs(target, _context(prompts), do_sample)
+    costs = cached_sublayer_costs(target, _context(prompts), do_sample)
     return foresee(scores, skips, costs, not do_sample, gammas, thresholds)
 
 

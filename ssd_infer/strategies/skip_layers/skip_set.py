@@ -6,7 +6,6 @@ length, and every verify pass writes over them: no key a skipping draft computed
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -15,10 +14,11 @@ from ssd_infer.engine.sublayers import SkipSet, why_not
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import Problem
 from ssd_infer.strategies.base import Auto, DraftParams, Resolved, at_least
+from ssd_infer.strategies.skip_layers import SKIP_SET
 from ssd_infer.strategies.skip_layers.guard import GainGuard
 from ssd_infer.strategies.skip_layers.threshold import AdaptiveThreshold
 from ssd_infer.strategies.skip_layers.view_draft import ViewDraft
-from ssd_infer.tuning.sublayer_costs import recall_costs
+from ssd_infer.tuning.sublayer_costs import cached_sublayer_costs
 
 
 @dataclass(slots=True)
@@ -82,8 +82,7 @@ def _bad_layers(name: str, layers: list[int] | str, count: int | None) -> list[P
 class SkipSetDrafter(ViewDraft):
     """Draft with a fixed subset of the target's sublayers, at most γ tokens a round."""
 
-    name = "skip_set"
-    family = "skip_layer"
+    info = SKIP_SET
     Params = SkipSetParams
 
     def __init__(self, session: Session, params: DraftParams) -> None:
@@ -102,7 +101,7 @@ class SkipSetDrafter(ViewDraft):
         if not isinstance(settled.guard, str) and settled.guard > 0:
             rows = session.rows
             context = max(len(row.tokens) + row.limit // 2 for row in rows)
-            costs = recall_costs(session.target, context, not session.sampler.greedy, len(rows))
+            costs = cached_sublayer_costs(session.target, context, not session.sampler.greedy, len(rows))
             self.guard = GainGuard(costs, settled.skips or SkipSet(), settled.guard)
 
     def propose(self, limit: int) -> Proposal:
@@ -128,12 +127,6 @@ class SkipSetDrafter(ViewDraft):
     def applicable(cls, target: Target) -> str | None:
         """Need layers whose sublayers can be left out one by one."""
         return why_not(target)
-
-    @classmethod
-    def search_space(cls, target: Target) -> dict[str, Sequence[Any]]:
-        """Two bits a layer, and γ from 1 to 12."""
-        layers = range(target.num_layers)
-        return {"skip_attention": layers, "skip_mlp": layers, "gamma": range(1, 13)}
 
     @classmethod
     def resolve(

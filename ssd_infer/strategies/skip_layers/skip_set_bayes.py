@@ -8,6 +8,7 @@ from typing import cast
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import Problem
 from ssd_infer.strategies.base import Auto, DraftParams, Resolved
+from ssd_infer.strategies.skip_layers import SKIP_SET_BAYES
 from ssd_infer.strategies.skip_layers.skip_set import SkipSetDrafter, SkipSetParams
 
 
@@ -29,9 +30,8 @@ class SkipSetBayesParams(SkipSetParams):
 class SkipSetBayes(SkipSetDrafter):
     """Draft with the skip set that Bayesian optimisation finds in the time it is given."""
 
-    name = "skip_set+bayes"
+    info = SKIP_SET_BAYES
     Params = SkipSetBayesParams
-    in_all = False
 
     @classmethod
     def resolve(

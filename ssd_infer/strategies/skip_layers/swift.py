@@ -10,7 +10,7 @@ count is switched off.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -20,13 +20,14 @@ from ssd_infer.engine.sublayers import SkipSet, why_not
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import Problem
 from ssd_infer.strategies.base import Auto, DraftParams, Resolved, at_least
+from ssd_infer.strategies.skip_layers import SWIFT
 from ssd_infer.strategies.skip_layers.branches import look_back
 from ssd_infer.strategies.skip_layers.episode import Episode, StopRules
 from ssd_infer.strategies.skip_layers.guard import TRUST_AFTER
 from ssd_infer.strategies.skip_layers.online import RATIOS, AcceptanceDrop, Proposer, Reach, RunningGain
 from ssd_infer.strategies.skip_layers.view_draft import ViewDraft
 from ssd_infer.tuning.prediction import GAMMAS
-from ssd_infer.tuning.sublayer_costs import SublayerCosts, recall_costs
+from ssd_infer.tuning.sublayer_costs import SublayerCosts, cached_sublayer_costs
 
 THRESHOLDS = (0.0, 0.4, 0.8)
 """Confidence thresholds a candidate may choose from; 0.8 is the paper's."""
@@ -84,8 +85,7 @@ class SwiftParams(DraftParams):
 class Swift(ViewDraft):
     """Draft with the best skip set this stream has found so far; search on between rounds."""
 
-    name = "swift"
-    family = "skip_layer"
+    info = SWIFT
     Params = SwiftParams
 
     def __init__(self, session: Session, params: DraftParams) -> None:
@@ -94,7 +94,9 @@ class Swift(ViewDraft):
         self.params = cast(SwiftParams, params)
         context = max(len(row.tokens) + row.limit // 2 for row in session.rows)
         greedy = session.sampler.greedy
-        self.costs: SublayerCosts = recall_costs(session.target, context, not greedy, len(session.rows))
+        self.costs: SublayerCosts = cached_sublayer_costs(
+            session.target, context, not greedy, len(session.rows)
+        )
         self.episode: Episode | None = None
         self.gain: RunningGain | None = None
         self.drop, self.reach = AcceptanceDrop(), Reach(1, 0.0)
@@ -261,17 +263,11 @@ class Swift(ViewDraft):
         return why_not(target)
 
     @classmethod
-    def search_space(cls, target: Target) -> dict[str, Sequence[Any]]:
-        """Ratios and windows worth trying."""
-        del target
-        return {"ratio": RATIOS, "window": WINDOWS}
-
-    @classmethod
     def resolve(
         cls, target: Target, params: DraftParams, prompts: list[list[int]], do_sample: bool
     ) -> Resolved:
         """Measure costs once a model; the search itself belongs to the stream."""
-        recall_costs(target, max(map(len, prompts)) + 32, do_sample)
+        cached_sublayer_costs(target, max(map(len, prompts)) + 32, do_sample)
         return Resolved(params)
 
 

@@ -6,16 +6,17 @@ choose what the next draft reads; draft keys live beside the cache, so nothing i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from torch import Tensor
 
+from ssd_infer.engine.loop import Decoding, Plan
 from ssd_infer.engine.session import Feedback, Proposal, Session
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import Problem
 from ssd_infer.strategies.base import Auto, DraftParams, Resolved, at_least
+from ssd_infer.strategies.sparse_attention import SPARSE_ATTENTION
 from ssd_infer.strategies.stepwise import Stepwise
 
 if TYPE_CHECKING:
@@ -66,13 +67,12 @@ def selectors() -> dict[str, type[Selector]]:
 class SparseAttention(Stepwise):
     """Draft with all layers on selected slots, at most γ tokens a round."""
 
-    name = "sparse_attention"
-    family = "sparse_attention"
+    info = SPARSE_ATTENTION
     Params = SparseAttentionParams
     by_batch = True
 
     def __init__(self, session: Session, params: DraftParams) -> None:
-        """Give the session layers whose attention tells the selector what it saw; no `auto` may be left."""
+        """Set up the selector and what it reads; no `auto` may be left."""
         from ssd_infer.engine.kernels.grouped import FullAttention
         from ssd_infer.engine.kernels.layers import attention_view
         from ssd_infer.engine.kernels.reads import Reads
@@ -93,7 +93,6 @@ class SparseAttention(Stepwise):
         if self.params.cold_start == "prompt":
             self.selector.hear_prompts()
         self.full = FullAttention(cache, self.selector, prompts, self.selector.prompt_queries)
-        session.layers = attention_view(target, self.full)
         self.working = WorkingSet(cache, self.most_slots() + self.max_draft(self.params))
         self.beside: WorkingSet | MixedSet = self.working
         """What is held beside the cache."""
@@ -155,23 +154,27 @@ class SparseAttention(Stepwise):
         """Drop the scores of ended rows."""
         self.selector.keep_rows(kept)
 
-    def loop(self, decoding: type[Any]) -> type[Any]:
-        """Decode out of step when asked to."""
-        if self.params.phases == "lockstep":
-            return decoding
-        from ssd_infer.strategies.sparse_attention.phases import Balanced
+    def finish(self) -> None:
+        """Remember how often drafts were right, for the next decoding's γ."""
+        from ssd_infer.strategies.sparse_attention.sparse_calibration import remember
 
-        return Balanced
+        remember(self.session.target, self.params, self.pace.shares)
 
     def report(self) -> dict[str, Any]:
         """Return how often drafts were right by position, and the cache slots and bytes read for one token."""
-        from ssd_infer.strategies.sparse_attention.sparse_calibration import remember
-
-        shares = self.pace.shares
-        remember(self.session.target, self.params, shares)
         held = self.beside.nbytes() + self.selector.nbytes()
-        facts = {"shares": [round(share, 3) for share in shares], "held_bytes": held}
+        facts = {"shares": [round(share, 3) for share in self.pace.shares], "held_bytes": held}
         return facts | self.reads.report(self._slot_bytes)
+
+    @classmethod
+    def plan(cls, session: Session, params: DraftParams) -> Plan:
+        """Verify through layers whose attention tells the selector what it saw; decode out of step when asked to."""
+        from ssd_infer.engine.kernels.layers import attention_view
+        from ssd_infer.strategies.sparse_attention.phases import Balanced
+
+        drafter = cls(session, params)
+        layers = attention_view(session.target, drafter.full)
+        return Plan(drafter, layers, Decoding if drafter.params.phases == "lockstep" else Balanced)
 
     @classmethod
     def applicable(cls, target: Target) -> str | None:
@@ -179,17 +182,6 @@ class SparseAttention(Stepwise):
         from ssd_infer.engine.kernels.layers import why_not
 
         return why_not(target)
-
-    @classmethod
-    def search_space(cls, target: Target) -> dict[str, Sequence[Any]]:
-        """Return every selector, budgets from 2.5 % to 20 %, and γ from 1 to 12."""
-        del target
-        return {
-            "selector": list(selectors()),
-            "ratio": (0.025, 0.05, 0.1, 0.2),
-            "min_budget": (64, 128, 192, 256),
-            "gamma": range(1, 13),
-        }
 
     @classmethod
     def max_draft(cls, params: DraftParams) -> int:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
-
-from torch import nn
 
 from ssd_infer.engine.target import Target
 from ssd_infer.strategies.base import Resolved
 from ssd_infer.strategies.sparse_attention.draft_length import Pace
 from ssd_infer.strategies.sparse_attention.slot_budget import budget
-from ssd_infer.strategies.sparse_attention.sparse_costs import SparseCosts, expected_tokens, recall
+from ssd_infer.strategies.sparse_attention.sparse_costs import SparseCosts, cached_costs, expected_tokens
 from ssd_infer.strategies.sparse_attention.sparse_memory import fits
+from ssd_infer.tuning.memo import Memo
 
 if TYPE_CHECKING:
     from ssd_infer.strategies.sparse_attention.sparse_attention import SparseAttentionParams
@@ -27,9 +25,7 @@ LEAST_GAIN = 1.1
 _SHORTEST = 2
 """A context shorter than this many budgets leaves nothing to save."""
 
-_shares: weakref.WeakKeyDictionary[nn.Module, dict[tuple[str, float, int], list[float]]] = (
-    weakref.WeakKeyDictionary()
-)
+_shares: Memo[list[float]] = Memo()
 
 
 def usual_agreement(slots: int) -> float:
@@ -42,13 +38,12 @@ def usual_agreement(slots: int) -> float:
 
 def remember(target: Target, params: SparseAttentionParams, shares: list[float]) -> None:
     """Keep the shares of right drafts of a decoding for later `auto`."""
-    _shares.setdefault(target.model, {})[_key(params)] = shares
+    _shares.put(target.model, _key(params), shares)
 
 
 def remembered(target: Target, params: SparseAttentionParams, slots: int) -> list[float]:
     """Return how often this model's drafts were right last, by position, or what is usual for this many slots."""
-    usual = [usual_agreement(slots)] * MAX_GAMMA
-    return _shares.get(target.model, {}).get(_key(params), usual)
+    return _shares.get(target.model, _key(params)) or [usual_agreement(slots)] * MAX_GAMMA
 
 
 def _key(params: SparseAttentionParams) -> tuple[str, float, int]:
@@ -62,7 +57,7 @@ def pace_of(target: Target, params: SparseAttentionParams, prompts: Sequence[int
     shares = remembered(target, params, slots)
     if not params.adapt:
         return Pace(shares, int(params.gamma))
-    return Pace(shares, MAX_GAMMA, recall(target, context, len(prompts)), slots)
+    return Pace(shares, MAX_GAMMA, cached_costs(target, context, len(prompts)), slots)
 
 
 def settle_sparse(
@@ -90,7 +85,7 @@ def settle_sparse(
         )
     if isinstance(params.ratio, str):
         options = [option for option in options if _fits(target, option, context, batch)] or options[:1]
-    costs = recall(target, context, batch)
+    costs = cached_costs(target, context, batch)
     speedup, tau, best = max(
         (_outlook(target, costs, option, context) for option in options), key=lambda found: found[0]
     )

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import torch
-from torch import nn
 
 from ssd_infer.engine.cache import RowCache
 from ssd_infer.engine.kernels.grouped import FullAttention
@@ -21,6 +19,7 @@ from ssd_infer.strategies.sparse_attention.selectors import Budget, Pillar, Shap
 from ssd_infer.strategies.sparse_attention.slot_budget import budget
 from ssd_infer.strategies.sparse_attention.working_set import WorkingSet
 from ssd_infer.tuning.costs import timed
+from ssd_infer.tuning.memo import Memo
 
 WIDTHS = (2, 5, 8, 9, 13)
 _TOUCHED = 96 << 20
@@ -66,17 +65,13 @@ def expected_tokens(shares: Sequence[float]) -> float:
     return total
 
 
-_known: weakref.WeakKeyDictionary[nn.Module, dict[tuple[int, ...], SparseCosts]] = weakref.WeakKeyDictionary()
+_known: Memo[SparseCosts] = Memo()
 
 
-def recall(target: Target, context: int, batch: int) -> SparseCosts:
+def cached_costs(target: Target, context: int, batch: int) -> SparseCosts:
     """Return the costs at this batch and about this context (to a quarter octave), measured the first time."""
     near = round(2 ** (round(4 * np.log2(max(context, 16))) / 4))
-    key = (near, batch, torch.get_num_threads())
-    known = _known.setdefault(target.model, {})
-    if key not in known:
-        known[key] = measure(target, near, batch)
-    return known[key]
+    return _known.cached(target.model, (near, batch), lambda: measure(target, near, batch))
 
 
 @torch.inference_mode()

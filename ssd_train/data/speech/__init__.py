@@ -11,7 +11,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from ssd_infer.content import text_digest
+from ssd_infer.checkpoint.content import text_digest
 from ssd_infer.errors import DataError
 from ssd_infer.families.speech.utterances import (
     DEV,

@@ -10,11 +10,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from ssd_infer.content import files_digest, text_digest
+from ssd_infer.checkpoint.content import files_digest, text_digest
+from ssd_infer.corpus.textfiles import read_lines
 from ssd_infer.errors import DataError
 from ssd_infer.families.speech.audio import AudioError, read_audio
 from ssd_infer.families.speech.utterances import Utterance
-from ssd_infer.textfiles import read_lines
 from ssd_train.config.schema_speech import AsteriskSpeechConfig
 from ssd_train.data.sources import content_share
 from ssd_train.data.speech.grammar import DIGITS

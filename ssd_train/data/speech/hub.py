@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ssd_infer.content import files_digest, text_digest
+from ssd_infer.checkpoint.content import files_digest, text_digest
 from ssd_infer.errors import DataError
 from ssd_infer.families.speech.audio import AudioError, from_array, read_audio
 from ssd_infer.families.speech.utterances import Utterance

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ssd_infer.checkpoint.content import files_digest, text_digest
 from ssd_infer.config.checks import suggest
-from ssd_infer.content import files_digest, text_digest
 from ssd_infer.errors import DataError
 from ssd_infer.families.speech.audio import AudioError, read_audio
 from ssd_infer.families.speech.utterances import Line, Utterance, read_manifest

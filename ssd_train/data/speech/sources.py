@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 
-from ssd_infer.content import text_digest
+from ssd_infer.checkpoint.content import text_digest
 from ssd_infer.errors import DataError
 from ssd_infer.families.speech.utterances import Utterance
 from ssd_train.config.schema import DataConfig

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from ssd_infer.content import text_digest
+from ssd_infer.checkpoint.content import text_digest
 from ssd_infer.families.speech.audio import resample
 from ssd_infer.families.speech.utterances import Utterance
 from ssd_train.config.schema_speech import TTSSpeechConfig

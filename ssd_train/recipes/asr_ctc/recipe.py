@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ssd_infer.errors import SSDError, UnsupportedModelError
 from ssd_infer.models.ctc_asr import CTCASRModel, CTCASROutput, encoder_lengths
 from ssd_train.config.schema import Root
-from ssd_train.config.schema_speech import ASRCTCConfig, SpeechDataConfig, SpeechModelConfig
+from ssd_train.config.schema_speech import SpeechDataConfig, SpeechModelConfig
 from ssd_train.data import speech
 from ssd_train.losses.agreement import agreement_loss_sum
 from ssd_train.losses.ctc import ctc_loss_sum, feasible
@@ -22,6 +22,7 @@ from ssd_train.recipes.asr_ctc.augment import Stripes, spec_augment, warp_freque
 from ssd_train.recipes.asr_ctc.measures import greedy_hypotheses, validation_metrics
 from ssd_train.recipes.asr_ctc.model import build_processor, build_speech_model, speech_config
 from ssd_train.recipes.asr_ctc.readiness import DecoderBatch, corrupted_batch, gold_batch
+from ssd_train.recipes.asr_ctc.settings import ASRCTCConfig
 from ssd_train.recipes.base import (
     Batch,
     Collator,

@@ -13,9 +13,10 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 from ssd_infer.errors import ConfigError, DataError, Problem, UnsupportedModelError
 from ssd_infer.models.masked_diffusion import MDMConfig, MDMForMaskedLM
 from ssd_train import data
-from ssd_train.config.schema import DiffusionConfig, HFModelConfig, Root, ScratchModelConfig
+from ssd_train.config.schema import HFModelConfig, Root, ScratchModelConfig
 from ssd_train.data.pairs import build_pairs
 from ssd_train.models import build as models
+from ssd_train.recipes.diffusion.settings import DiffusionConfig
 
 MASK_TOKEN = "<|mask|>"  # noqa: S105 - a token of text
 BACKBONES = ("llama", "qwen3")

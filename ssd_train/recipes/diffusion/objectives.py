@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ssd_train.config.schema import DiffusionConfig
 from ssd_train.losses import bd3lm, complementary_block, llada, mdlm
 from ssd_train.losses.corruption import Corruption, per_block
 from ssd_train.recipes.base import Batch
 from ssd_train.recipes.diffusion.noise import Place, stratified, uniform
+from ssd_train.recipes.diffusion.settings import DiffusionConfig
 
 
 def attended(batch: Batch) -> Tensor:

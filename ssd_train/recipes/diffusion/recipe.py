@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ssd_infer.errors import DataError
 from ssd_infer.models.masked_diffusion import BLOCK_OBJECTIVES
-from ssd_train.config.schema import DiffusionConfig, Root
+from ssd_train.config.schema import Root
 from ssd_train.losses import bd3lm
 from ssd_train.losses.corruption import Corruption
 from ssd_train.losses.draft_agreement import pair_divergence, verify_calls
@@ -35,6 +35,7 @@ from ssd_train.recipes.diffusion import model as diffusion_models
 from ssd_train.recipes.diffusion.canvas import Canvas
 from ssd_train.recipes.diffusion.noise import Place, stratified, uniform
 from ssd_train.recipes.diffusion.objectives import corruptions, denominator, padding, supervised
+from ssd_train.recipes.diffusion.settings import DiffusionConfig
 
 VALIDATION_STRATA = 16
 """Validation samples among which mask rates are spread evenly."""

@@ -9,13 +9,16 @@ from typing import Any
 from torch import Tensor, nn
 
 from ssd_infer.errors import ConfigError, Problem
-from ssd_train.config.schema import EarlyExitConfig, LayerSkipConfig
+from ssd_train.config.schema import Root
 from ssd_train.losses.chunked import ExitTerm, LossSums
 from ssd_train.losses.weights import normalised_weights
+from ssd_train.models import build as models
 from ssd_train.recipes.base import Batch, Ratio, StepContext, StepOutput
 from ssd_train.recipes.causal import CausalRecipe
 from ssd_train.recipes.layerskip.dropout import dropping, survivors
+from ssd_train.recipes.layerskip.model_check import check_model
 from ssd_train.recipes.layerskip.schedules import dropout_probability, enabled_layers
+from ssd_train.recipes.layerskip.settings import EarlyExitConfig, LayerSkipConfig
 
 
 class LayerSkipRecipe(CausalRecipe):
@@ -28,6 +31,10 @@ class LayerSkipRecipe(CausalRecipe):
         self.config = config
         self.chunk_tokens = config.early_exit.chunk_tokens
         self._dropping = ExitStack()
+
+    def check(self, cfg: Root) -> None:
+        """Check layers, exits and positions of the model before anything is written; raises SSDError."""
+        check_model(cfg, models.check(cfg))
 
     def prepare(self, model: nn.Module) -> None:
         """Find the exits; raises ConfigError if a configured exit is not inside the model."""

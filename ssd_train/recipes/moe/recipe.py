@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ssd_infer.strategies.reduced_experts.routing import Renorm
 from ssd_infer.strategies.reduced_experts.union import membership, recent_experts, union_size
-from ssd_train.config.schema import MoeConfig
+from ssd_train.config.schema import Root
 from ssd_train.losses.chunked import ExitTerm
 from ssd_train.losses.measure import measure_exits
 from ssd_train.losses.routing import (
@@ -21,9 +21,12 @@ from ssd_train.losses.routing import (
     load_balance,
     routing_entropy,
 )
+from ssd_train.models import build as models
 from ssd_train.recipes.base import Batch, Ratio, StepContext, StepOutput, label_mask
 from ssd_train.recipes.causal import CausalRecipe, acceptance
+from ssd_train.recipes.moe.model_check import check_model
 from ssd_train.recipes.moe.routers import Heard, Routers
+from ssd_train.recipes.moe.settings import MoeConfig
 
 WINDOWS = (2, 4, 8)
 """Window lengths T whose U(T) is logged."""
@@ -41,6 +44,10 @@ class MoeRecipe(CausalRecipe):
         self.config = config
         self.renorm = cast(Renorm, config.renorm)  # one of the two, by the rules of the configuration
         self.chunk_tokens = config.chunk_tokens
+
+    def check(self, cfg: Root) -> None:
+        """Check that the model routes, to as many experts as a draft may take; raises SSDError."""
+        check_model(models.check(cfg), self.config)
 
     def prepare(self, model: nn.Module) -> None:
         """Find head and routers; raises UnsupportedModelError for a dense model."""

@@ -20,7 +20,7 @@ from ssd_infer.engine.streaming import Stream, streaming
 from ssd_infer.engine.target import Target
 from ssd_infer.engine.values import shown
 from ssd_infer.errors import ConfigError, Problem
-from ssd_infer.strategies.base import Drafter
+from ssd_infer.strategies.base import Strategy
 
 _WARPERS = {
     "TemperatureLogitsWarper": "temperature",
@@ -80,14 +80,14 @@ def self_speculate(
     logits_processor: Any,
     stopping_criteria: Any,
     generation_config: Any,
-    strategy: type[Drafter],
+    strategy: type[Strategy],
     draft_params: Mapping[str, Any] | None,
     seed: int | None,
     stream: Stream,
 ) -> Any:
     """Return `(B, T + new)` ids as `generate` does, rows that ended early padded on the right."""
     problems: list[Problem] = []
-    seed, settings = read_seed(seed, problems), read_draft(strategy.name, draft_params, problems)[1]
+    seed, settings = read_seed(seed, problems), read_draft(strategy.info.name, draft_params, problems)[1]
     problems += stream.problems(int(input_ids.shape[0]), "token_streamer")
     read_prepared_rules(generation_config, problems)
     if problems:

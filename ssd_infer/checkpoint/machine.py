@@ -1,4 +1,4 @@
-"""Under what a measurement holds: the machine, and how a model runs on it; everything but the weights."""
+"""Names of the processor and of the device that a model runs on."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from functools import cache
 from pathlib import Path
 
 import torch
-
-from ssd_infer.engine.target import Target
 
 
 @cache
@@ -27,19 +25,3 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return cpu_name() if device.type == "cpu" else device.type
-
-
-def surroundings(target: Target) -> dict[str, str]:
-    """Say on what, and how, the model runs right now."""
-    device = target.device
-    return {
-        "device": device_name(device),
-        "threads": str(torch.get_num_threads()) if device.type == "cpu" else "",
-        "dtype": str(target.dtype).removeprefix("torch."),
-        "attention": str(getattr(target.config, "_attn_implementation", None)),
-    }
-
-
-def surroundings_key(target: Target) -> tuple[str, ...]:
-    """Return the surroundings as a key for what was measured under them."""
-    return tuple(surroundings(target).values())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import nn
 
-from ssd_train.config.schema import PlainConfig
 from ssd_train.recipes.base import Batch, StepContext, StepOutput
 from ssd_train.recipes.causal import CausalRecipe
+from ssd_train.recipes.plain.settings import PlainConfig
 
 
 class PlainRecipe(CausalRecipe):

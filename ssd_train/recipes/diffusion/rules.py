@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ssd_infer.config.checks import Checks
-from ssd_train.config.schema import AgreementConfig, DiffusionConfig, Root
+from ssd_train.config.schema import Root
+from ssd_train.recipes.diffusion.settings import AgreementConfig, DiffusionConfig
 
 OBJECTIVES = ("mdlm", "llada", "llada_sft", "bd3lm", "complementary_block")
 BLOCK_OBJECTIVES = ("bd3lm", "complementary_block")

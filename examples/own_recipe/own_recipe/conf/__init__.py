@@ -1,0 +1,1 @@
+"""The YAML files of the recipe, as a package Hydra can search."""

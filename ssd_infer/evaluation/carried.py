@@ -1,0 +1,29 @@
+"""Let every strategy add tables and plots of its own to its measured rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ssd_infer.errors import one_line
+from ssd_infer.strategies import registry
+
+
+def carry(rows: list[dict[str, Any]]) -> list[str]:
+    """Put what strategies show of their rows into `extra.tables` and `extra.plots`; return warnings.
+
+    A strategy that fails here keeps its row: what it could not show is a warning.
+    """
+    warnings = []
+    for row in rows:
+        info = registry.of_row(row["name"])
+        if row["status"] != "ok" or info.kind != "causal":
+            continue
+        strategy = registry.get(info.name)
+        try:
+            tables = [table.to_json() for table in strategy.tables(row)]
+            plots = [plot.to_json() for plot in strategy.plots(row)]
+        except Exception as error:  # noqa: BLE001  a table that cannot be made must not cost the row
+            warnings.append(f"{row['name']}: its own tables could not be made: {one_line(error)}")
+            continue
+        row["extra"] |= ({"tables": tables} if tables else {}) | ({"plots": plots} if plots else {})
+    return warnings

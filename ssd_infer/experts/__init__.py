@@ -1,1 +1,0 @@
-"""Mixture-of-experts decoding: routers that pick fewer experts, and experts that live on disk."""

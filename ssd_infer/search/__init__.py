@@ -1,1 +1,0 @@
-"""Which sublayers to skip: exact acceptance in one pass, measured costs, and searches over both."""

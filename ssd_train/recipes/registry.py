@@ -1,0 +1,75 @@
+"""Every recipe by name: this package's own, and those installed beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, cast
+
+from ssd_infer.config.checks import Checks, suggest
+from ssd_infer.errors import ConfigError, Problem
+from ssd_train.config.schema import RecipeConfig, Root
+from ssd_train.recipes.info import RecipeInfo
+
+if TYPE_CHECKING:
+    from ssd_train.recipes.base import Recipe
+
+ENTRY_POINTS = "ssd_train.recipes"
+"""Group of entry points whose values are `RecipeInfo` objects, one a name."""
+ROOMS = ("layerskip", "moe", "plain", "diffusion", "asr_ctc")
+"""Packages beside this file; each describes itself as `INFO`, without importing torch."""
+
+
+@cache
+def infos() -> dict[str, RecipeInfo]:
+    """Return what is known of every recipe, by name; raises ConfigError for an installed one that is none."""
+    own = [cast("RecipeInfo", import_module(f"{__package__}.{room}").INFO) for room in ROOMS]
+    found = {info.name: info for info in own}
+    for point in entry_points(group=ENTRY_POINTS):
+        if point.name not in found:
+            found[point.name] = _loaded(point)
+    return found
+
+
+def get(name: str) -> Callable[[RecipeConfig], Recipe]:
+    """Import the class of recipe `name`; raises ConfigError listing the names there are."""
+    if name not in infos():
+        rule, remedy = "is not a recipe", suggest(name, infos())
+        raise ConfigError([Problem("recipe.kind", rule, name, remedy)])
+    module, _, attribute = infos()[name].place.partition(":")
+    return cast("Callable[[RecipeConfig], Recipe]", getattr(import_module(module), attribute))
+
+
+def build(config: RecipeConfig) -> Recipe:
+    """Return the recipe `config.kind` names."""
+    make: Callable[[RecipeConfig], Recipe] = get(config.kind)
+    return make(config)
+
+
+def check_recipe(cfg: Root, checks: Checks) -> None:
+    """Check the recipe by its own rules, against the model where they touch."""
+    kind = cfg.recipe.kind
+    if checks.require(kind in infos(), "kind", "is not a recipe", kind, suggest(kind, infos())):
+        infos()[kind].rules(cfg, checks)
+
+
+def config_folders() -> Sequence[str]:
+    """Return where the YAML files of installed recipes lie, as entries of Hydra's search path."""
+    return [info.config for info in infos().values() if info.config is not None]
+
+
+def _loaded(point: EntryPoint) -> RecipeInfo:
+    """Import the recipe behind an entry point."""
+    try:
+        info: object = point.load()
+    except Exception as error:
+        rule = f"comes from {point.value}, which cannot be imported ({type(error).__name__}: {error})"
+        raise ConfigError(
+            [Problem("recipe", rule, point.name, "repair or uninstall that package")]
+        ) from error
+    if not isinstance(info, RecipeInfo) or info.name != point.name:
+        rule = f"must be the entry point of a RecipeInfo of that name, and {point.value} is none"
+        raise ConfigError([Problem("recipe", rule, point.name, "repair or uninstall that package")])
+    return info
