@@ -13,7 +13,7 @@ from ssd_infer.strategies.base import Strategy
 def know_only(
     patch: pytest.MonkeyPatch, names: Collection[str] | None = None, *classes: type[Strategy]
 ) -> None:
-    """Let only the causal strategies `names` (None: all that are known) and `classes` be known; those replace others."""
+    """Let only the causal strategies `names` (None: all there are) and `classes` be known."""
     before, get = registry.infos(), registry.get
     own = {item.info.name: item for item in classes}
     kept = {

@@ -13,7 +13,7 @@ from ssd_infer.engine.session import Proposal
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import Problem
 from ssd_infer.strategies import registry as drafts
-from ssd_infer.strategies.base import DraftParams, Strategy
+from ssd_infer.strategies.base import DraftParams, Strategy, at_least
 from ssd_infer.strategies.info import StrategyInfo
 from tests.fuzz import causal, law
 from tests.fuzz.__main__ import all_arms
