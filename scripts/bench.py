@@ -119,13 +119,15 @@ def bench_decode(arguments: argparse.Namespace) -> None:
 
 
 def bench_train(arguments: argparse.Namespace) -> None:
-    """Time optimizer-free training steps: plain, the recipe, and the recipe without layer dropout."""
+    """Time forward and backward (plain, the recipe, and without layer dropout) and Muon's step beside them."""
     from transformers import AutoModelForCausalLM
 
     from ssd_train.cli.load import load_config
+    from ssd_train.losses.products import use_fast_products
     from ssd_train.models import build as models
     from ssd_train.recipes import registry as recipes
     from ssd_train.recipes.base import StepContext
+    from ssd_train.trainer.optimizers import build_muon
 
     overrides = arguments.overrides
     variants = {
@@ -146,6 +148,7 @@ def bench_train(arguments: argparse.Namespace) -> None:
     }
     cfg = variants["layerskip"]
     model = AutoModelForCausalLM.from_config(models.model_config(cfg.model)).train()
+    use_fast_products(model)
     ids = torch.randint(3, cfg.data.tokenizer_vocab, (cfg.train.batch_size, cfg.data.block_size))
 
     def step(recipe: Any) -> Call:
@@ -160,17 +163,19 @@ def bench_train(arguments: argparse.Namespace) -> None:
 
         return call
 
-    calls = {}
+    calls: dict[str, Call] = {}
     for name, variant in variants.items():
         recipe = recipes.build(variant.recipe)
         recipe.prepare(model)
         calls[name] = step(recipe)
+    step(recipe)()  # gives every parameter a gradient for the optimizer
+    calls["muon's step"] = build_muon(model, cfg).step
     seconds = interleaved(calls, arguments.repeats)
     show(
         f"forward and backward of {ids.numel()} tokens, {torch.get_num_threads()} threads",
         seconds,
         dict.fromkeys(calls, 1.0),
-        {name: "plain" for name in calls if name != "plain"}
+        {name: "plain" for name in variants if name != "plain"}
         | {"layerskip, p_max 0.2": "layerskip, no layer dropout"},
     )
 

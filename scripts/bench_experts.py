@@ -33,6 +33,7 @@ from ssd_infer.corpus import build_tasks
 from ssd_infer.engine.target import Target
 from ssd_infer.evaluation.bootstrap import Ratio, Totals, speed_ratio
 from ssd_infer.evaluation.repetition import repetition
+from ssd_infer.jsonio import to_json
 from ssd_infer.offload.files import EXPERTS, read_index
 from ssd_infer.offload.offload import FOLDER, load_offloaded, make_store, resident_of
 from ssd_infer.offload.resident import ResidentSet
@@ -326,7 +327,7 @@ def child(checkpoint: str, store: Path, budget: float) -> None:
     ssd_infer.generate(
         loaded, [[5, 6, 7, 8]], draft="reduced_experts", draft_params=params, max_new_tokens=200
     )
-    sys.stdout.write(json.dumps({"budget_bytes": resident.budget_bytes}) + "\n")
+    sys.stdout.write(to_json({"budget_bytes": resident.budget_bytes}) + "\n")
     sys.stdout.flush()
     sys.stdin.read()
 
@@ -386,7 +387,7 @@ def main() -> None:
             ]
     if args.out is not None:
         args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(result, indent=1), encoding="utf-8")
+        args.out.write_text(to_json(result, indent=1), encoding="utf-8")
 
 
 def one_budget(

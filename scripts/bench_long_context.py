@@ -10,7 +10,6 @@ so that later runs start at once. `--out` is extended, cell by cell: a cell meas
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +27,7 @@ from ssd_infer.engine.target import Target
 from ssd_infer.errors import ConfigError, SSDError
 from ssd_infer.evaluation.long_context import cell_report, measure_cell
 from ssd_infer.evaluation.prefilled import Prefilled, prefill_once, room_for
+from ssd_infer.jsonio import from_json, to_json
 from ssd_infer.report.format import bytes_text, number, times
 from ssd_infer.strategies.sparse_attention.sparse_attention import SparseAttention
 
@@ -98,10 +98,10 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
 
 def keep(rows: list[dict[str, Any]], file: Path) -> None:
     """Add the rows of one cell to the JSON list in `file`."""
-    known = json.loads(file.read_text()) if file.exists() else []
+    known = from_json(file.read_text()) if file.exists() else []
     cells = {(row["batch"], row["context"], row["name"]) for row in rows}
     known = [row for row in known if (row["batch"], row["context"], row["name"]) not in cells]
-    file.write_text(json.dumps(known + rows, indent=1))
+    file.write_text(to_json(known + rows, indent=1))
 
 
 def parse() -> argparse.Namespace:

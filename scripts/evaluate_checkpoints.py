@@ -22,9 +22,10 @@ from ssd_infer.__main__ import LISTS, settings_of
 from ssd_infer.cli.console import print_error
 from ssd_infer.cli.launch import launch
 from ssd_infer.compare import show
+from ssd_infer.config.as_typed import quoted
 from ssd_infer.config.evaluation import EvalSettings
 from ssd_infer.errors import SSDError
-from ssd_infer.evaluation import evaluate
+from ssd_infer.evaluation.alone import evaluate_alone
 from ssd_infer.evaluation.progress import spinner
 from ssd_infer.evaluation.series import Series, evaluate_run, find_checkpoints
 
@@ -40,15 +41,16 @@ def main() -> int:
     except SSDError as error:
         print_error(error)
         return 2
-    quoted = str(first).replace("\\", "\\\\").replace("'", "\\'")
-    sys.argv[1:] = [f"checkpoint='{quoted}'", *sys.argv[2:]]
+    sys.argv[1:] = [f"checkpoint={quoted(str(first))}", *sys.argv[2:]]
     ConfigStore.instance().store(group="schema", name="evaluate", node=EvalSettings, package="_global_")
     return launch("evaluate", lambda cfg: _evaluate(run, cfg), settings_of, LISTS)
 
 
 def _evaluate(run: Path, cfg: DictConfig) -> int:
     with spinner() as say:
-        found: Series = evaluate_run(run, settings_of(cfg), lambda settings: evaluate(settings, say), say)
+        found: Series = evaluate_run(
+            run, settings_of(cfg), lambda settings: evaluate_alone(settings, say), say
+        )
     show(found.comparison)
     print(f"page: {(run / 'reports' / 'comparison.html').resolve()}")
     return found.exit_code

@@ -20,7 +20,9 @@ def newest_report(directory: Path) -> Path:
     """Return the report of the highest step below `directory`; raises CheckpointError if there is none."""
     if (directory / "report.json").is_file():
         return directory / "report.json"
-    found = list((directory / "reports").glob("step-*/report.json"))
+    found = [
+        file for file in (directory / "reports").glob("step-*/report.json") if step_number(file.parent) >= 0
+    ]
     if not found:
         raise CheckpointError(
             f"{directory}: holds no report.json; evaluate with python -m ssd_infer checkpoint=DIR"

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -36,21 +38,40 @@ def settings_of(cfg: DictConfig) -> EvalSettings:
 
 def run(cfg: DictConfig) -> int:
     """Evaluate as `cfg` says; return 0 only if every strategy that claims to be lossless proved it."""
-    settings = settings_of(cfg)
+    settings = _at_home(settings_of(cfg))
     from ssd_infer.evaluation import evaluate, report_folder
+    from ssd_infer.evaluation.alone import evaluate_alone
     from ssd_infer.evaluation.progress import spinner
     from ssd_infer.report.terminal import print_report
     from ssd_infer.watch import Watch
 
+    # This process measures one checkpoint and ends; of many, none may find what another left behind.
+    measure = evaluate if settings.watch is None else evaluate_alone
+
     def report_on(wanted: EvalSettings) -> dict[str, Any]:
         with spinner() as say:
-            report = evaluate(wanted, say)
+            report = measure(wanted, say)
         print_report(report, report_folder(wanted))
         return report
 
     if settings.watch is not None:
         return Watch(settings, report_on, exit_code).run()
     return exit_code(report_on(settings))
+
+
+def _at_home(settings: EvalSettings) -> EvalSettings:
+    """Return `settings` with a leading ~ of its places replaced, which no shell did inside key=value."""
+
+    def full(path: str) -> str:
+        return str(Path(path).expanduser()) if path.startswith("~") else path
+
+    return replace(
+        settings,
+        checkpoint=full(settings.checkpoint),
+        watch=None if settings.watch is None else full(settings.watch),
+        out=None if settings.out is None else full(settings.out),
+        tasks=[f"file:{full(task[5:])}" if task.startswith("file:") else task for task in settings.tasks],
+    )
 
 
 def exit_code(report: Mapping[str, Any]) -> int:

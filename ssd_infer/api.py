@@ -10,18 +10,15 @@ from torch import Tensor, nn
 
 from ssd_infer.checkpoint.kinds import generator, kind_of
 from ssd_infer.checkpoint.load import Loaded, load
-from ssd_infer.engine.loop import decode
-from ssd_infer.engine.model_view import evaluating
 from ssd_infer.engine.positions import beyond_positions
-from ssd_infer.engine.request import Request, check_vocabulary, read_request
-from ssd_infer.engine.sampling import Sampler
+from ssd_infer.engine.request import read_request
 from ssd_infer.engine.stats import Stats
-from ssd_infer.engine.streaming import Stream, streaming
-from ssd_infer.engine.target import Target
+from ssd_infer.engine.streaming import streaming
 from ssd_infer.engine.values import shown
 from ssd_infer.errors import ConfigError, Problem
 from ssd_infer.inputs import Prompts, module_of, strategy_of
-from ssd_infer.strategies.base import DraftParams, Resolved, Strategy
+from ssd_infer.strategies.base import DraftParams
+from ssd_infer.strategies.run import run
 
 __all__ = ["GenerateOutput", "Loaded", "generate", "load"]
 
@@ -70,6 +67,11 @@ def generate(
     kind than causal (`ssd_infer.checkpoint.kinds`) are decoded by their own engine under the same arguments;
     `sampler` overrides how a diffusion model reveals tokens (`ssd_infer.families.diffusion.settings`).
 
+    A sampled row depends on `seed`, its place among the rows and its prompt, on no other row: the first of a batch is
+    what the same prompt gives alone. Drafts that decide for a batch as a whole (`sparse_attention`,
+    `early_exit+ngram`, `early_exit+del`, `swift`, and every `auto`) choose what is drafted by all rows, so with them
+    other mates may lead to other draws of the same law.
+
     Rules in the generation config that change what is emitted (repetition_penalty, min_new_tokens, …:
     `ssd_infer.engine.generation_rules`) are not followed yet: a call under one is refused, and
     `generation_rules="off"` decodes without them.
@@ -109,39 +111,14 @@ def generate(
         problems += stream.problems(len(request.prompts))
         if problems or module is None:
             raise ConfigError(problems)
-        return _decode(module, request, strategy, stream)
-
-
-def _decode(
-    module: nn.Module, request: Request, strategy: type[Strategy] | None, stream: Stream
-) -> GenerateOutput:
-    """Decode a checked request with a causal model."""
-    target = Target.of(module)
-    check_vocabulary(request.prompts, target.vocab_size)
-    with evaluating(module):
-        resolved = Resolved(None)
-        if strategy is not None:
-            wanted = request.draft_params, request.prompts, request.sampling.do_sample
-            resolved = strategy.settle(target, *wanted)
-        if resolved.params is None:
-            strategy = None
-        sequences, stats = decode(
-            target,
-            request.prompts,
-            strategy,
-            resolved.params,
-            request.max_new_tokens,
-            Sampler(request.sampling, target.device, request.seed),
-            request.stop,
-            stream.emitter(request.prompts),
-        )
-    settled = {} if resolved.params is None else _as_dict(resolved.params)
+        done = run(module, request, strategy, stream)
+    name = None if done.strategy is None else done.strategy.info.name
     longest = max(map(len, request.prompts)) + request.max_new_tokens
-    notes = filter(None, (resolved.note, beyond_positions(module, longest)))
-    return GenerateOutput(
-        sequences, stats, None if strategy is None else strategy.info.name, settled, "; ".join(notes)
-    )
+    notes = filter(None, (done.resolved.note, beyond_positions(module, longest)))
+    return GenerateOutput(done.sequences, done.stats, name, _as_dict(done.resolved.params), "; ".join(notes))
 
 
-def _as_dict(params: DraftParams) -> dict[str, Any]:
+def _as_dict(params: DraftParams | None) -> dict[str, Any]:
+    if params is None:
+        return {}
     return {name: getattr(params, name) for name in type(params).__dataclass_fields__}

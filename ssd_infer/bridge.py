@@ -1,9 +1,9 @@
-"""Translate what transformers' `generate` prepared into a decoding of ours, and the result back."""
+"""Translate what transformers' `generate` prepared into a request of ours, and the result back."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,22 +12,31 @@ import torch
 from torch import Tensor, nn
 
 from ssd_infer.engine.generation_rules import read_prepared_rules
-from ssd_infer.engine.loop import decode
-from ssd_infer.engine.request import read_draft, read_seed, unpad
-from ssd_infer.engine.sampling import Sampler, SamplingParams
+from ssd_infer.engine.request import Request, read_draft, read_prompts, read_seed
+from ssd_infer.engine.sampling import SamplingParams
 from ssd_infer.engine.stopping import StopRule
 from ssd_infer.engine.streaming import Stream, streaming
-from ssd_infer.engine.target import Target
 from ssd_infer.engine.values import shown
 from ssd_infer.errors import ConfigError, Problem
 from ssd_infer.strategies.base import Strategy
+from ssd_infer.strategies.run import run
 
-_WARPERS = {
-    "TemperatureLogitsWarper": "temperature",
-    "TopKLogitsWarper": "top_k",
-    "TopPLogitsWarper": "top_p",
-}
-_CRITERIA = {"MaxLengthCriteria", "EosTokenCriteria"}
+_OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+_DRAFTS = ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")
+_HANDLED = {"attention_mask", "position_ids", "cache", "past_key_values", "inputs_embeds", *_OUTPUTS}
+_HARMLESS = {"use_cache", "logits_to_keep", "num_logits_to_keep"}
+"""What says how the model's own forward is called, and changes no token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What transformers' `generate` hands to the function that decodes for it."""
+
+    input_ids: Tensor
+    processors: Any
+    criteria: Any
+    config: Any
+    model_kwargs: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,87 +84,158 @@ def following(token_streamer: Any) -> Iterator[Stream]:
 
 def self_speculate(
     model: nn.Module,
-    input_ids: Tensor,
-    attention_mask: Tensor | None,
-    logits_processor: Any,
-    stopping_criteria: Any,
-    generation_config: Any,
-    strategy: type[Strategy],
-    draft_params: Mapping[str, Any] | None,
-    seed: int | None,
+    call: Prepared,
+    strategy: type[Strategy] | None,
+    draft_params: Any,
+    seed: Any,
     stream: Stream,
 ) -> Any:
-    """Return `(B, T + new)` ids as `generate` does, rows that ended early padded on the right."""
+    """Return `(B, T + new)` ids as `generate` does, rows that ended early padded on the right.
+
+    Raises ConfigError naming every option of the call that cannot be honoured.
+    """
     problems: list[Problem] = []
-    seed, settings = read_seed(seed, problems), read_draft(strategy.info.name, draft_params, problems)[1]
-    problems += stream.problems(int(input_ids.shape[0]), "token_streamer")
-    read_prepared_rules(generation_config, problems)
+    request = _request(call, strategy, draft_params, seed, problems)
+    problems += stream.problems(int(call.input_ids.shape[0]), "token_streamer")
+    read_prepared_rules(call.config, problems)
+    _refuse_options(call, problems)
+    _refuse_model_inputs(call, request.prompts, problems)
     if problems:
         raise ConfigError(problems)
-    sampling = _sampling(logits_processor or [], bool(generation_config.do_sample))
-    _refuse(stopping_criteria or [], generation_config)
-    target = Target.of(model)
-    prompts = unpad(input_ids, attention_mask)
-    resolved = strategy.settle(target, settings, prompts, sampling.do_sample)
-    limit = int(generation_config.max_length) - int(input_ids.shape[1])
-    eos = getattr(generation_config, "eos_token_id", None)
-    stop = StopRule.of(eos, None)
-    sampler = Sampler(sampling, target.device, seed)
-    emit = stream.emitter(prompts)
-    outputs, _ = decode(target, prompts, strategy, resolved.params, limit, sampler, stop, emit)
-    sequences = _padded(input_ids, outputs, _pad_token(generation_config))
-    if getattr(generation_config, "return_dict_in_generate", False):
+    outputs = run(model, request, strategy, stream).sequences
+    sequences = _padded(call.input_ids, outputs, _pad_token(call.config))
+    if getattr(call.config, "return_dict_in_generate", False):
         from transformers.generation.utils import GenerateDecoderOnlyOutput
 
         return GenerateDecoderOnlyOutput(sequences=sequences)  # type: ignore[arg-type]
     return sequences
 
 
-def _sampling(processors: Iterable[Any], do_sample: bool) -> SamplingParams:
-    """Read the warpers `generate` prepared; ConfigError for any other processor."""
+def _request(
+    call: Prepared, strategy: type[Strategy] | None, draft_params: Any, seed: Any, problems: list[Problem]
+) -> Request:
+    """Return what the prepared call asks for; what cannot be read is added to `problems`."""
+    limit, eos = _ends(call, problems)
+    return Request(
+        read_prompts(call.input_ids, call.model_kwargs.get("attention_mask"), problems),
+        limit - int(call.input_ids.shape[-1]),
+        _sampling(call, problems),
+        StopRule.read(eos, None, problems),
+        read_seed(seed, problems),
+        *read_draft(None if strategy is None else strategy.info.name, draft_params, problems),
+    )
+
+
+def _sampling(call: Prepared, problems: list[Problem]) -> SamplingParams:
+    """Read the warpers `generate` prepared; any other processor is a problem."""
+    from transformers.generation import logits_process as known
+
+    order = {
+        known.TemperatureLogitsWarper: "temperature",
+        known.TopKLogitsWarper: "top_k",
+        known.TopPLogitsWarper: "top_p",
+    }
     values: dict[str, Any] = {}
-    problems = []
-    for processor in processors:
-        name = type(processor).__name__
-        if name in _WARPERS:
-            values[_WARPERS[name]] = getattr(processor, _WARPERS[name])
-        else:
-            problems.append(
-                Problem(
-                    "logits_processor",
-                    "must be temperature, top-k or top-p only",
-                    name,
-                    "drop the option or use plain generate",
-                )
-            )
-    if problems:
-        raise ConfigError(problems)
-    return SamplingParams(do_sample=do_sample, **values)
+    rule = "must be one temperature, one top-k and one top-p, in this order, and nothing else"
+    for processor in call.processors or []:
+        name = order.get(type(processor))
+        later = list(order.values())[list(order.values()).index(name) :] if name else []
+        if name and not values.keys() & set(later) and _plain_filter(processor):
+            values[name] = getattr(processor, name)
+        elif type(processor) is not known.LogitNormalization and not _of_a_rule(processor, call.config):
+            remedy = "drop it, or leave out custom_generate"
+            problems.append(Problem("logits_processor", rule, type(processor).__name__, remedy))
+    drawn = bool(call.config.do_sample)
+    heat, most, mass = (values.get(name) for name in order.values())
+    return SamplingParams.read(drawn, heat, most, mass, problems)
 
 
-def _refuse(criteria: Iterable[Any], config: Any) -> None:
-    problems = [
-        Problem(
-            "stopping_criteria",
-            "must be length or EOS only",
-            type(item).__name__,
-            "pass stop_sequences to ssd_infer.generate",
-        )
-        for item in criteria
-        if type(item).__name__ not in _CRITERIA
-    ]
-    if (config.num_beams or 1) > 1:
-        problems.append(
-            Problem(
-                "num_beams", "must be 1", config.num_beams, "self-speculation verifies one continuation a row"
-            )
-        )
-    if (config.num_return_sequences or 1) > 1 and not config.do_sample:
-        problems.append(
-            Problem("num_return_sequences", "must be 1 for greedy decoding", config.num_return_sequences)
-        )
-    if problems:
-        raise ConfigError(problems)
+def _plain_filter(processor: Any) -> bool:
+    """Tell whether a warper does what its number says and no more."""
+    keeps, fills = getattr(processor, "min_tokens_to_keep", 1), getattr(processor, "filter_value", -torch.inf)
+    return bool(keeps == 1 and fills == -torch.inf)
+
+
+def _of_a_rule(item: Any, config: Any) -> bool:
+    """Tell whether transformers made `item` from a rule of its config, which is refused by the rule's name."""
+    found: list[Problem] = []
+    read_prepared_rules(config, found)
+    return bool(found) and type(item).__module__.startswith("transformers.")
+
+
+def _ends(call: Prepared, problems: list[Problem]) -> tuple[int, Any]:
+    """Return the longest row, prompt included, and the ids that end one, as the stopping criteria have them."""
+    from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
+
+    if not call.criteria:
+        return int(call.config.max_length), getattr(call.config, "eos_token_id", None)
+    limits, ends = [], []
+    for item in call.criteria:
+        if type(item) is MaxLengthCriteria:
+            limits.append(int(item.max_length))
+        elif type(item) is EosTokenCriteria:
+            ends += torch.as_tensor(item.eos_token_id).reshape(-1).tolist()
+        elif not _of_a_rule(item, call.config):
+            remedy = "pass stop_sequences to ssd_infer.generate, or leave out custom_generate"
+            rule = "must be length or EOS only"
+            problems.append(Problem("stopping_criteria", rule, type(item).__name__, remedy))
+    return min(limits, default=int(call.config.max_length)), ends
+
+
+def _refuse_options(call: Prepared, problems: list[Problem]) -> None:
+    """Note what the call asks to be returned or decoded by, and would not get."""
+    for name in _OUTPUTS:
+        wanted = getattr(call.config, name, None) or call.model_kwargs.get(name)
+        if wanted:
+            rule = "cannot be returned by self-speculation, which verifies several tokens in one pass"
+            problems.append(Problem(name, rule, shown(wanted), "leave it out, or leave out custom_generate"))
+    for name in _DRAFTS:
+        value = getattr(call.config, name, None)
+        if value:
+            rule = "is another way to draft"
+            problems.append(Problem(name, rule, shown(value), f"pass {name}=None: the draft here is draft=…"))
+    assistant = withheld().assistant_model
+    if assistant is not None:
+        rule = "is another way to draft"
+        value = type(assistant).__name__
+        problems.append(Problem("assistant_model", rule, value, "leave it out: the model drafts for itself"))
+
+
+def _refuse_model_inputs(call: Prepared, prompts: list[list[int]], problems: list[Problem]) -> None:
+    """Note inputs of the model that self-speculation would not hand on."""
+    given = {name: value for name, value in call.model_kwargs.items() if value is not None}
+    if "inputs_embeds" in given:
+        rule, remedy = "cannot stand for the prompt: drafts read token ids", "pass input_ids only"
+        problems.append(Problem("inputs_embeds", rule, shown(given["inputs_embeds"]), remedy))
+    for name in ("cache", "past_key_values"):
+        if name in given and _is_the_callers(given[name]):
+            rule = "would not be read or extended: self-speculation keeps keys and values of its own"
+            remedy = "leave it out and pass the whole text as input_ids"
+            problems.append(Problem("past_key_values", rule, type(given[name]).__name__, remedy))
+    if "position_ids" in given and not _usual_positions(given["position_ids"], call, prompts):
+        rule = "must count the real tokens of a row from 0"
+        problems.append(Problem("position_ids", rule, shown(given["position_ids"]), "leave it out"))
+    for name in sorted(given.keys() - _HANDLED - _HARMLESS):
+        rule = "is an input of the model that self-speculation does not pass on"
+        problems.append(Problem(name, rule, shown(given[name]), "leave it out, or leave out custom_generate"))
+
+
+def _is_the_callers(cache: Any) -> bool:
+    """Tell a cache the caller passed from the empty one that `generate` makes for every call."""
+    held = getattr(cache, "get_seq_length", None)
+    return bool(getattr(cache, "_is_user_defined", False) or held is None or held() > 0)
+
+
+def _usual_positions(positions: Any, call: Prepared, prompts: list[list[int]]) -> bool:
+    """Tell whether real tokens stand at the positions 0, 1, 2… that every row gets here."""
+    ids, mask = call.input_ids, call.model_kwargs.get("attention_mask")
+    if not isinstance(positions, Tensor) or positions.dim() != 2 or positions.shape[-1] != ids.shape[-1]:
+        return False
+    found = positions.expand(ids.shape[0], -1).tolist() if positions.shape[0] in (1, ids.shape[0]) else []
+    real = torch.ones_like(ids) if mask is None else torch.as_tensor(mask)
+    rows = zip(found, real.tolist(), strict=False)
+    kept = [[place for place, one in zip(row, there, strict=False) if one] for row, there in rows]
+    return kept == [list(range(len(prompt))) for prompt in prompts]
 
 
 def _pad_token(config: Any) -> int:

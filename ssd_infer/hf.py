@@ -15,10 +15,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ssd_infer.bridge import following, self_speculate
+from ssd_infer.bridge import Prepared, following, self_speculate
 from ssd_infer.engine.request import read_draft
 from ssd_infer.errors import ConfigError, Problem
 from ssd_infer.strategies import registry as drafts
+from ssd_infer.strategies.base import Strategy
 
 
 def hf_generate(
@@ -27,7 +28,7 @@ def hf_generate(
     logits_processor: Any = None,
     stopping_criteria: Any = None,
     generation_config: Any = None,
-    draft: str = "early_exit",
+    draft: str | None = "early_exit",
     draft_params: Mapping[str, Any] | None = None,
     seed: int | None = None,
     token_streamer: Any = None,
@@ -35,29 +36,27 @@ def hf_generate(
 ) -> Any:
     """Decode for `model.generate(custom_generate=hf_generate)`; returns what `generate` returns, `(B, T + new)` ids.
 
-    Temperature, top-k, top-p, EOS and lengths are those `generate` prepared. `streamer` follows the decoding block by
-    block; `token_streamer` is its other name. Raises ConfigError for options that change scores in other ways (beams,
-    penalties, constraints), since drafts would not go through them.
+    It is the path of `ssd_infer.generate`, under what `generate` prepared: temperature, top-k, top-p (its own
+    defaults and those of the generation config apply), EOS, lengths, `num_return_sequences` when sampling, padding.
+    `draft=None` decodes plainly. `streamer` follows the decoding block by block; `token_streamer` is its other name.
+    `return_dict_in_generate` returns an object that holds `sequences` and nothing else. What says how transformers
+    would compute (`use_cache`, an unquantised `cache_implementation`, compilation) has no effect and changes no token.
+
+    Raises ConfigError by name for everything else that would be dropped: rules that change scores, beams, constraints,
+    other ways to draft, outputs beside tokens, `inputs_embeds`, unusual `position_ids`, a cache to read or extend.
     """
     with following(token_streamer) as stream:
-        problems: list[Problem] = []
-        name, _ = read_draft(draft, None, problems)
-        if problems or name is None:
-            raise ConfigError(problems or [Problem("draft", "must name a draft", None, "try 'early_exit'")])
-        strategy = drafts.get(name)
-        mask = model_kwargs.get("attention_mask")
-        return self_speculate(
-            model,
-            input_ids,
-            mask,
-            logits_processor,
-            stopping_criteria,
-            generation_config,
-            strategy,
-            draft_params,
-            seed,
-            stream,
-        )
+        call = Prepared(input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs)
+        return self_speculate(model, call, _strategy(draft), draft_params, seed, stream)
+
+
+def _strategy(draft: Any) -> type[Strategy] | None:
+    """Return the strategy called `draft`; ConfigError where there is none."""
+    problems: list[Problem] = []
+    name, _ = read_draft(draft, None, problems)
+    if problems:
+        raise ConfigError(problems)
+    return None if name is None else drafts.get(name)
 
 
 def write_custom_generate(checkpoint: str | Path, draft_params: Mapping[str, Any] | None = None) -> Path:

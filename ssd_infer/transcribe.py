@@ -53,7 +53,7 @@ def run(cfg: DictConfig) -> int:
     where = Path(settings.audio).expanduser()
     files = find_audio(where)
     check_device(settings.device)
-    loaded = load(settings.checkpoint, dtype=settings.dtype, device=settings.device)
+    loaded = load(Path(settings.checkpoint).expanduser(), dtype=settings.dtype, device=settings.device)
     failures = 0
     for file in files:
         try:

@@ -12,7 +12,7 @@ import yaml
 from filelock import FileLock, Timeout
 
 from ssd_infer.checkpoint.manifest import MANIFEST, damage
-from ssd_infer.checkpoint.steps import step_number
+from ssd_infer.checkpoint.steps import checkpoint_folders, misnamed
 from ssd_infer.cli.console import print_error
 from ssd_infer.config.evaluation import EvalSettings
 from ssd_infer.errors import CheckpointError, SSDError
@@ -69,9 +69,8 @@ class Watch:
 
     def waiting(self) -> list[Path]:
         """Return the checkpoints without a report, oldest first, but for those that failed here."""
-        found = (self.run_dir / "checkpoints").glob("step-*")
-        steps = [path for path in found if step_number(path) >= 0 and path not in self.failed]
-        return sorted((path for path in steps if not self._report(path).exists()), key=step_number)
+        found = checkpoint_folders(self.run_dir / "checkpoints")
+        return [path for path in found if path not in self.failed and not self._report(path).exists()]
 
     def over(self) -> bool:
         """Return whether the run's last checkpoint is there."""
@@ -80,7 +79,8 @@ class Watch:
             last = int(config["train"]["max_steps"])
         except (OSError, KeyError, TypeError, ValueError, yaml.YAMLError):
             return False
-        return (self.run_dir / "checkpoints" / f"step-{last}").is_dir()
+        final = self.run_dir / "checkpoints" / f"step-{last}"
+        return final.is_dir() and misnamed(final) is None
 
     def _report(self, checkpoint: Path) -> Path:
         return self.run_dir / "reports" / checkpoint.name / "report.json"

@@ -19,20 +19,25 @@ from transformers import TrainingArguments
 
 from ssd_infer.checkpoint.manifest import read_record
 from ssd_infer.checkpoint.provenance import command_line
+from ssd_infer.checkpoint.steps import step_number
 from ssd_infer.errors import DataError, SSDError
+from ssd_train.config.engines import SHARDING
 from ssd_train.config.schema import Root
 from ssd_train.data.contents import contents
 from ssd_train.distributed import elastic
 from ssd_train.distributed.launcher import first_for_all, rank, require_shared, whole_weights
+from ssd_train.losses.products import use_fast_products
+from ssd_train.models import precision
 from ssd_train.recipes import registry as recipes
 from ssd_train.recipes.base import Recipe, TrainingData
 from ssd_train.runs import preflight, provenance, tracking
+from ssd_train.runs.arguments import on_device, training_arguments
 from ssd_train.runs.checkpoints import CheckpointStore
 from ssd_train.runs.identity import check_same_contents, check_same_run, identity
 from ssd_train.runs.metrics import MetricsFile, replace_text
+from ssd_train.runs.places import check_places
 from ssd_train.runs.reports import Reporter
 from ssd_train.trainer import stopping
-from ssd_train.trainer.arguments import check_device, training_arguments
 from ssd_train.trainer.failures import explained
 from ssd_train.trainer.optimizers import custom_optimizer
 from ssd_train.trainer.progress import ProgressCallback
@@ -46,9 +51,11 @@ def train(cfg: Root) -> Path:
 
     Raises SSDError (one screen, nothing overwritten) for what the user can put right.
     """
+    cfg = _at_home(cfg)
+    check_places(cfg)
     if cfg.dry_run:
         return _dry_run(cfg)
-    check_device(cfg)
+    asked, cfg = cfg, on_device(cfg)
     recipe = recipes.build(cfg.recipe)
     recipe.check(cfg)
     if cfg.threads > 0:
@@ -63,6 +70,8 @@ def train(cfg: Root) -> Path:
         with whole_weights(args):
             model = recipe.build_model(cfg, data)
             recipe.prepare(model)
+        if cfg.engine.name not in SHARDING:
+            use_fast_products(model)
         _announce(cfg, args, model, data.sample_tokens)
         tracker = stack.enter_context(tracking.start(cfg, run_dir))
         args.report_to = tracker.report_to
@@ -83,7 +92,7 @@ def train(cfg: Root) -> Path:
         progress = ProgressCallback(elastic.step_samples(args) * data.sample_tokens)
         stack.callback(progress.close)
         trainer.add_callback(progress)
-        reporter = Reporter(cfg, run_dir, tracker)
+        reporter = Reporter(asked, run_dir, tracker)
         trainer.on_checkpoint = reporter.every_checkpoint
         with trainer.stop:
             _fit(trainer, cfg, checkpoint)
@@ -93,6 +102,15 @@ def train(cfg: Root) -> Path:
         if trainer.is_world_process_zero():
             stopping.note(run_dir, trainer.stop, trainer.state.global_step)
     return run_dir
+
+
+def _at_home(cfg: Root) -> Root:
+    """Return `cfg` with a leading ~ of the places it writes to replaced, which no shell did inside key=value."""
+    cache = cfg.data.cache_dir
+    data = (
+        cfg.data if cache is None else dataclasses.replace(cfg.data, cache_dir=str(Path(cache).expanduser()))
+    )
+    return dataclasses.replace(cfg, output_root=str(Path(cfg.output_root).expanduser()), data=data)
 
 
 def _open_run(cfg: Root, args: TrainingArguments, stack: ExitStack) -> tuple[Path | None, dict[str, str]]:
@@ -130,13 +148,13 @@ def _claim_run(cfg: Root, stack: ExitStack) -> tuple[Path | None, dict[str, str]
     store = CheckpointStore(run_dir, cfg.train.keep_last)
     store.clean()
     checkpoint = store.latest()
+    step = 0 if checkpoint is None else step_number(checkpoint)
     record = None if checkpoint is None else read_record(checkpoint)
     if record is not None:
-        check_same_run(cfg, record.get("identity", {}))
+        check_same_run(cfg, record.get("identity", {}), step)
     held = contents(cfg)
     if record is not None:
         check_same_contents(cfg, held, record.get("contents"))
-    step = 0 if checkpoint is None else int(checkpoint.name.removeprefix("step-"))
     store.set_aside_after(step)
     MetricsFile(run_dir / "metrics.jsonl").keep_until(step)
     (run_dir / stopping.STOPPED).unlink(missing_ok=True)
@@ -147,15 +165,16 @@ def _claim_run(cfg: Root, stack: ExitStack) -> tuple[Path | None, dict[str, str]
 
 def _fit(trainer: SSDTrainer, cfg: Root, checkpoint: Path | None) -> None:
     """Train from `checkpoint` on, unless it is the end of the run already."""
-    step = 0 if checkpoint is None else int(checkpoint.name.removeprefix("step-"))
+    step = 0 if checkpoint is None else step_number(checkpoint)
     if checkpoint is not None:
         logger.info("continuing from %s", checkpoint)
         if trainer.is_world_process_zero():
             trainer.metrics_file.keep_until(step)
     if step >= cfg.train.max_steps:
         if trainer.is_world_process_zero():
-            print(f"{cfg.run_dir}: all {cfg.train.max_steps} steps are done; nothing to train")
+            print(f"{cfg.run_dir}: all {step} steps are done; nothing to train")
         return
+    first_for_all(trainer.args, trainer.rehearse_save)
     with explained(cfg.run_dir, trainer.args.world_size):
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
 
@@ -251,14 +270,16 @@ def _check_enough(cfg: Root, args: TrainingArguments, data: TrainingData) -> Non
 
 
 def _extras(cfg: Root, recipe: Recipe, held: dict[str, str]) -> CheckpointExtras:
+    dtype = precision.saved_dtype(cfg)
     record: dict[str, Any] = {
         "recipe": recipe.metadata(),
         "identity": identity(cfg),
         "contents": held,
         "provenance": provenance.collect(cfg),
         "engine": cfg.engine.name,
+        "precision": {"trained": "float32", "saved": dtype, "computed": cfg.dtype},
     }
-    return CheckpointExtras(record, {"config.yaml": config_text(cfg)})
+    return CheckpointExtras(record, {"config.yaml": config_text(cfg)}, dtype)
 
 
 def config_text(cfg: Root) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ssd_infer.errors import DataError
 
-_PIECE = 1 << 22
+_PIECE = 1 << 20
 
 
 def file_digest(path: Path) -> str:

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ssd_infer.jsonio import from_json
+
 MANIFEST = "ssd_manifest.json"
 """File of a checkpoint that lists size and SHA-256 of all others but `RECORD`, which is written again later."""
 RECORD = "ssd.json"
@@ -15,10 +17,10 @@ RECORD = "ssd.json"
 def damage(directory: Path) -> str | None:
     """Return what is wrong with a checkpoint against its own manifest, None if nothing is."""
     try:
-        files = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))["files"]
-    except (OSError, ValueError, KeyError):
+        files = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))["files"].items()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"has no readable {MANIFEST}"
-    for name, entry in files.items():
+    for name, entry in files:
         path = directory / name
         if not path.is_file():
             return f"{name} is missing"
@@ -32,10 +34,10 @@ def damage(directory: Path) -> str | None:
 def read_record(directory: Path) -> dict[str, Any]:
     """Return a checkpoint's `ssd.json`, empty if it has none that can be read."""
     try:
-        record: dict[str, Any] = json.loads((directory / RECORD).read_text(encoding="utf-8"))
+        record = from_json((directory / RECORD).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return record
+    return record if isinstance(record, dict) else {}
 
 
 def sha256(path: Path) -> str:

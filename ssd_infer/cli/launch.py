@@ -11,15 +11,18 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import hydra
 from hydra._internal.utils import get_args_parser
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from ssd_infer.cli.console import error_console, print_error
-from ssd_infer.config.compose import config_directory
+from ssd_infer.config.as_typed import as_typed, is_swept, text_keys
+from ssd_infer.config.compose import config_directory, group_names
 from ssd_infer.config.explain import HYDRA_ERRORS, explain_all
 from ssd_infer.errors import ConfigError, Problem, SSDError
 from ssd_infer.threads import wait_passively
@@ -44,7 +47,7 @@ def launch(
     HYDRA_FULL_ERROR=1 shows tracebacks.
     """
     wait_passively()  # before a task imports torch
-    sys.argv[1:] = with_folders(bracket(sys.argv[1:], lists), folders)
+    sys.argv[1:] = typed_arguments(config_name, with_folders(bracket(sys.argv[1:], lists), folders))
     codes: list[int] = []
     started: list[bool] = []
 
@@ -67,7 +70,7 @@ def launch(
 
 def bracket(arguments: list[str], lists: Collection[str]) -> list[str]:
     """Return `arguments` with `key=a,b` written `key=[a,b]` for the keys in `lists`, unless they are swept."""
-    if {"-m", "--multirun"} & set(arguments):
+    if is_swept(arguments):
         return arguments
 
     def fix(argument: str) -> str:
@@ -76,6 +79,18 @@ def bracket(arguments: list[str], lists: Collection[str]) -> list[str]:
         return f"{key}=[{value}]" if single else argument
 
     return [fix(argument) for argument in arguments]
+
+
+def typed_arguments(config_name: str, arguments: list[str]) -> list[str]:
+    """Return `arguments` with every value of a key of type text such that it arrives as typed.
+
+    The schema is the one registered as `schema/config_name`.
+    """
+    stored: Any = ConfigStore.instance().repo["schema"][f"{config_name}.yaml"]
+    schema = OmegaConf.get_type(stored.node)
+    assert schema is not None, "a registered schema is a dataclass"
+    keys = text_keys(schema, group_names())
+    return as_typed(arguments, keys, swept=is_swept(arguments))
 
 
 def _guard(task: Task, cfg: DictConfig) -> int:

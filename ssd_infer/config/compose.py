@@ -35,6 +35,13 @@ def option_names(group: str) -> list[str]:
     return sorted(f.name.removesuffix(".yaml") for f in (root / group).iterdir() if f.name.endswith(".yaml"))
 
 
+def group_names() -> frozenset[str]:
+    """Return the groups of settings the toolkit ships options for, whose keys choose a file."""
+    where = config_directory()
+    root = resources.files(_PACKAGE) if where.startswith("pkg://") else Path(where)
+    return frozenset(item.name for item in root.iterdir() if item.is_dir())
+
+
 def to_settings(cfg: DictConfig, schema: type[T], validate: Callable[[T, Checks], None]) -> T:
     """Convert the composed `cfg` to `schema` and apply `validate`.
 

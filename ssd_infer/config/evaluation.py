@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from omegaconf import MISSING
 
-from ssd_infer.checkpoint.steps import step_number
+from ssd_infer.checkpoint.steps import checkpoint_folders
 from ssd_infer.config.checks import Checks, suggest
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
@@ -152,9 +152,8 @@ def _check_watch(settings: EvalSettings, checks: Checks) -> None:
 
 def _near(path: Path) -> str:
     """Suggest the newest checkpoint inside the run directory `path`, or the first part of it that is missing."""
-    steps = list((path / "checkpoints").glob("step-*/config.json"))
+    steps = [step for step in checkpoint_folders(path / "checkpoints") if (step / "config.json").is_file()]
     if steps:
-        newest = max(steps, key=lambda file: step_number(file.parent))
-        return f"that is a run; try checkpoint={newest.parent}"
+        return f"that is a run; try checkpoint={steps[-1]}"
     missing = [part for part in (path, *path.parents) if not part.exists()]
     return f"{missing[-1]} does not exist" if missing else "there is no config.json in it"

@@ -7,6 +7,7 @@ what is left composes and the rules can be applied to it: the user sees every mi
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Sequence
 
 import yaml
@@ -15,6 +16,7 @@ from hydra.errors import ConfigCompositionException, MissingConfigException, Ove
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
+from ssd_infer.config.as_typed import quoted
 from ssd_infer.config.checks import suggest
 from ssd_infer.errors import ConfigError, Problem
 
@@ -56,13 +58,23 @@ def explain(error: Exception, overrides: Sequence[str] = ()) -> Problem:
     if isinstance(error, MissingConfigException):
         return _missing_option(error)
     if isinstance(error, OverrideParseException):
-        return Problem("command line", "every argument must read key=value", error.override, _first(error))
+        return _unreadable(str(error.override), error)
     if isinstance(error, yaml.YAMLError):
         return _syntax(error)
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
     if isinstance(cause, OmegaConfBaseException):
         return _typed(cause, overrides)
     return _inside_file(str(error)) or _composition(str(error))
+
+
+def _unreadable(override: str, error: Exception) -> Problem:
+    """Explain an argument Hydra's grammar has no sense for, with the quotes that let it pass."""
+    key, sign, value = override.partition("=")
+    if not sign or re.fullmatch(r"[~+]*[\w./@]+", key) is None:
+        return Problem("command line", "every argument must read key=value", override, _first(error))
+    rule = "has characters with a meaning of their own, which quotes take from them"
+    typed = shlex.quote(f"{key}={quoted(value)}")
+    return Problem(key.lstrip("+~"), rule, value, f"if that is its text, write {typed}")
 
 
 def _first(error: Exception) -> str:

@@ -164,7 +164,8 @@ def _entry(where: str, row: dict[str, Any]) -> Any:
     key = next((key for key in ("ids", "prompt", "text") if row.get(key)), None)
     if key is None:
         raise DataError(f"tasks: {where} has none of ids, prompt, text")
-    return Written(row[key]) if key == "prompt" else row[key]
+    found = row[key]
+    return Written(found) if key == "prompt" and isinstance(found, str) else found
 
 
 def _encode(tokenizer: Any, entry: Any, prompt_tokens: int, name: str) -> list[int]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ssd_infer.engine.sampling import Sampler
+from ssd_infer.engine.uniforms import Purpose
 
 
 def accept(
@@ -33,9 +34,9 @@ def accept(
         return accepted, choices.gather(1, accepted.unsqueeze(1)).squeeze(1)
     probs = sampler.probs(logits)
     if drafts.shape[1] == 0:
-        return drafts.new_zeros(drafts.shape[0]), sampler.draw(probs[:, 0])
+        return drafts.new_zeros(drafts.shape[0]), sampler.draw(probs[:, 0], Purpose.FOLLOW)
     accepted = _prefix(_or(_passes(probs, drafts, draft_probs, sampler), trusted), counts)
-    return accepted, sampler.draw(_rest(probs, drafts, counts, draft_probs, accepted))
+    return accepted, sampler.draw(_rest(probs, drafts, counts, draft_probs, accepted), Purpose.FOLLOW)
 
 
 def _or(passed: Tensor, trusted: Tensor | None) -> Tensor:

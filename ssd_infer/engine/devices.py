@@ -7,6 +7,15 @@ import torch
 from ssd_infer.errors import ConfigError, Problem
 
 
+def resolve_device(name: str) -> str:
+    """Return the device training takes for `name`: of `auto` the accelerator there is, else the CPU."""
+    if name != "auto":
+        return name
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
 def device_problems(name: str) -> list[Problem]:
     """Return the problem when `name` (auto, cpu, mps, cuda or cuda:N) is no device of this machine."""
     kind, colon, index = name.partition(":")

@@ -6,7 +6,7 @@ Rolling back needs no step of its own: a row's committed length simply does not 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -66,6 +66,7 @@ class Decoding:
         Rows are padded on the right: later slots are invisible to earlier tokens, and overwritten later.
         """
         session = self.session
+        session.begin_round()
         lengths = [len(block) for block in blocks]
         width = max(lengths)
         padded = [block + [0] * (width - len(block)) for block in blocks]
@@ -83,9 +84,11 @@ class Decoding:
         """Draft, verify, accept and commit once, for all rows."""
         session = self.session
         limit = max(row.remaining for row in session.rows) - 1
+        session.begin_round()
         with clock.phase("draft"):
             drafter = self.drafter
             proposal = drafter.propose(limit) if drafter is not None and limit > 0 else session.empty()
+            proposal = self._within_budgets(proposal)
         with clock.phase("verify"):
             logits, states = self._verify(proposal)
             accepted, following = accept(
@@ -107,6 +110,19 @@ class Decoding:
         self.stats.total.forwards["target"] += 1
         self.stats.total.forwards["draft"] += proposal.forwards
         self._commit(blocks, counts, taken)
+
+    def _within_budgets(self, proposal: Proposal) -> Proposal:
+        """Let no row that samples have more drafts than it has tokens left to emit, as it would alone.
+
+        Another row's longer drafts would else decide by which draw this one's last token is chosen.
+        """
+        session = self.session
+        most = [row.remaining - 1 for row in session.rows]
+        if session.sampler.greedy or min(most) >= proposal.width:
+            return proposal
+        limits = torch.tensor(most, device=proposal.tokens.device).clamp(max=proposal.width)
+        counts = limits if proposal.counts is None else torch.minimum(limits, proposal.counts)
+        return replace(proposal, counts=counts)
 
     def _verify(self, proposal: Proposal) -> tuple[Tensor, dict[int, Tensor]]:
         """Return the target's logits `(B, γ+1, V)` for the pending token and every draft, and captured states."""

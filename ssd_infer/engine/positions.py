@@ -103,12 +103,12 @@ def table_shift(rotary: Callable[[Tensor], Rotary], places: list[int], device: t
         (4 * max(places, default=1),),
         _NEAR,
     ]
-    apart = [_table(rotary, group, device) for group in groups]
-    together = _table(rotary, [at for group in groups for at in group], device)
+    apart = [_rotary_table(rotary, group, device) for group in groups]
+    together = _rotary_table(rotary, [at for group in groups for at in group], device)
     return _difference(torch.cat(apart), together)
 
 
-def _table(rotary: Callable[[Tensor], Rotary], positions: Any, device: torch.device) -> Tensor:
+def _rotary_table(rotary: Callable[[Tensor], Rotary], positions: Any, device: torch.device) -> Tensor:
     """Return one row of numbers `(T, ·)` a position."""
     found = rotary(torch.tensor([list(positions)], dtype=torch.long, device=device))
     parts = [found] if isinstance(found, Tensor) else list(found)

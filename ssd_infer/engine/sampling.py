@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ssd_infer.engine.uniforms import Purpose, Uniforms
 from ssd_infer.engine.values import flag, number, shown, whole
 from ssd_infer.errors import ConfigError, Problem
 
@@ -70,18 +72,29 @@ class SamplingParams:
 
 
 class Sampler:
-    """Turn logits into processed distributions and tokens; one generator per decoding makes runs repeatable."""
+    """Turn logits into processed distributions and tokens.
+
+    Every row draws numbers of its own (`Uniforms`), made from the seed and the row's place in the input: the first row
+    of a batch draws what the same prompt alone draws, and no row's tokens depend on the others.
+    """
 
     def __init__(self, params: SamplingParams, device: torch.device, seed: int | None = None) -> None:
-        """Check `params` (ConfigError) and seed a generator on `device`, from torch's global state without a seed."""
+        """Check `params` (ConfigError); without a seed one is taken from torch's global state."""
         problems = params.problems()
         if problems:
             raise ConfigError(problems)
         self.params = params
         self.greedy = not params.do_sample
-        self.generator = torch.Generator(device=device)
-        chosen = int(torch.randint(2**62, ()).item()) if seed is None else seed
-        self.generator.manual_seed(chosen)
+        self.device = device
+        self.uniforms = Uniforms(int(torch.randint(2**62, ()).item()) if seed is None else seed)
+        self._bits, self._dtype = (23, torch.float32) if device.type == "mps" else (52, torch.float64)
+
+    def begin(
+        self, rows: Sequence[int], positions: Sequence[int], steps: Sequence[int] | None = None
+    ) -> None:
+        """Begin a round of these rows, as `Uniforms.begin` has it; greedy decoding needs no numbers."""
+        if not self.greedy:
+            self.uniforms.begin(rows, positions, steps)
 
     def probs(self, logits: Tensor) -> Tensor:
         """Return the distribution `(…, V)` in float32 that tokens are really drawn from."""
@@ -95,14 +108,28 @@ class Sampler:
         probs = scores.softmax(dim=-1)
         return self._nucleus(probs) if params.top_p < 1.0 else probs
 
-    def draw(self, probs: Tensor) -> Tensor:
-        """Draw one token a distribution: `(…, V)` → `(…)`; entries need not be normalised."""
-        flat = probs.reshape(-1, probs.shape[-1])
-        return torch.multinomial(flat, 1, generator=self.generator).view(probs.shape[:-1])
+    def draw(self, probs: Tensor, purpose: Purpose = Purpose.DRAFT) -> Tensor:
+        """Draw one token a distribution: `(B, …, V)` → `(B, …)`; entries need not be normalised.
+
+        Raises ValueError where a distribution holds nothing, or what is no number.
+        """
+        sums = probs.to(self._dtype).cumsum(dim=-1)
+        total = sums[..., -1:]
+        if not bool(((total > 0) & (total < torch.inf)).all()):
+            raise ValueError(
+                "a distribution to draw from is empty or holds NaN: the model's scores are no numbers"
+            )
+        numbers = self._take(purpose, probs.shape[:-1]).unsqueeze(-1)
+        # A number is below 1 by more than rounding, so the first sum above it belongs to a token that has a chance.
+        return torch.searchsorted(sums, numbers * total, right=True).squeeze(-1)
 
     def uniform(self, like: Tensor) -> Tensor:
-        """Return uniforms in [0, 1) shaped and typed as `like`."""
-        return torch.rand(like.shape, generator=self.generator, device=like.device, dtype=like.dtype)
+        """Return the numbers in [0, 1) that decide whether drafts `(B, γ)` pass, shaped as `like`."""
+        return self._take(Purpose.ACCEPT, like.shape)
+
+    def _take(self, purpose: Purpose, shape: Sequence[int]) -> Tensor:
+        found = torch.from_numpy(self.uniforms.take(purpose, shape, self._bits))
+        return found.to(device=self.device, dtype=self._dtype)
 
     def _nucleus(self, probs: Tensor) -> Tensor:
         """Keep the smallest set of tokens whose mass reaches top-p, the most likely one always, and renormalise."""

@@ -95,6 +95,10 @@ class Session:
         """Run layers `first..last-1` of the target on `hidden` `(B, T, d)`, in the shared cache."""
         return self.target.run(hidden, window, self.cache, first, last, self.layers)
 
+    def begin_round(self) -> None:
+        """Let the active rows draw new numbers: a round begins at what each has emitted, which only grows."""
+        self.sampler.begin([row.index for row in self.rows], [row.emitted for row in self.rows])
+
     def window(self, width: int, offset: int = 0) -> Window:
         """Open a window of `width` positions, `offset` past the committed length of each row."""
         starts = self.lengths if offset == 0 else [length + offset for length in self.lengths]

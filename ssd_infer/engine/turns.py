@@ -15,7 +15,6 @@ from ssd_infer.engine.session import Row, open_session
 from ssd_infer.engine.stats import Stats
 from ssd_infer.engine.stopping import StopRule
 from ssd_infer.engine.target import Target
-from ssd_infer.errors import ConfigError, Problem
 
 
 class Unending(StopRule):
@@ -64,9 +63,10 @@ def decode_turns(
     per_turn: int,
     sampler: Sampler,
 ) -> tuple[list[int], Stats]:
-    """Decode exactly `per_turn` new tokens after each text of `turns`; return all after the first text, and statistics.
+    """Decode exactly `per_turn` new tokens after each text of `turns`; return those after the first.
 
-    A token that ends a text does not end the stream. `params=None` decodes plainly.
+    A token that ends a text does not end the stream. One row has nothing to be out of step with, so a plan's own loop is
+    not used. `params=None` decodes plainly.
     """
     later = [list(text) for text in turns[1:]]
     most = 0 if strategy is None or params is None else strategy.max_draft(params)
@@ -74,9 +74,6 @@ def decode_turns(
     session = open_session(target, [turns[0]], room, most, sampler)
     session.rows[0].limit = per_turn
     plan = None if strategy is None or params is None else strategy.plan(session, params)
-    if plan is not None and plan.loop is not Decoding:
-        rule = f"decodes in a loop of its own ({plan.loop.__name__}), which takes no further turns"
-        raise ConfigError([Problem("draft_params", rule, params, "leave its rows in lock-step")])
     session.layers = None if plan is None else plan.layers
     stats = Stats.empty(1)
     stop = Unending() if later else StopRule()

@@ -13,7 +13,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -86,7 +86,7 @@ def surroundings(environment: Mapping[str, str]) -> dict[str, str]:
     return kept
 
 
-def _listen(lines: TextIO, say: Say) -> SSDError | None:
+def _listen(lines: Iterable[str], say: Say) -> SSDError | None:
     """Pass on what the child says until it has no more to say; return the error it met, if any."""
     problem = None
     for line in lines:

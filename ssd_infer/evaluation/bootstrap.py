@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,8 @@ import torch
 from torch import Tensor
 
 RESAMPLES = 4000
+_STUDENT = (12.71, 4.303, 3.182, 2.776, 2.571)
+"""The 97.5 % point of Student's t with 1, 2, … degrees of freedom; beyond, a series serves."""
 TOO_WIDE = 0.1
 """A claim whose interval reaches further than this share of its value to either side was measured too briefly."""
 
@@ -45,10 +48,10 @@ class Ratio:
         return max(self.value - self.ci95[0], self.ci95[1] - self.value) / self.value
 
     def at_least(self, noise: float) -> Ratio:
-        """Return this ratio with an interval of at least ± `noise`, a share of the value."""
+        """Return this ratio with an interval that reaches at least the factor 1 + `noise` to either side."""
         if self.ci95 is None:
             return self
-        low, high = self.value * (1 - noise), self.value * (1 + noise)
+        low, high = self.value / (1 + noise), self.value * (1 + noise)
         return Ratio(self.value, [min(self.ci95[0], low), max(self.ci95[1], high)])
 
 
@@ -56,8 +59,9 @@ def speed_ratio(ours: Sequence[Totals], theirs: Sequence[Totals], seed: int = 0)
     """Return (Σ tokens / Σ seconds) of `ours` over that of `theirs`, entries paired by index.
 
     The interval resamples prompts and blocks, both sides together (percentiles; each prompt and each block is drawn
-    with replacement and an entry counts as often as both were drawn, arXiv 0712.1111, which errs towards wide).
-    Raises ValueError when the lengths differ: a silently shortened list would compare different prompts.
+    with replacement and an entry counts as often as both were drawn, arXiv 0712.1111, which errs towards wide), widened
+    as Student's t demands of few prompts: two that agree by chance prove nothing. Raises ValueError when the lengths
+    differ: a silently shortened list would compare different prompts.
     """
     if len(ours) != len(theirs):
         raise ValueError(f"paired measurements differ in number: {len(ours)} and {len(theirs)}")
@@ -75,7 +79,18 @@ def speed_ratio(ours: Sequence[Totals], theirs: Sequence[Totals], seed: int = 0)
     weights = _drawn(prompts, generator) * _drawn([part.block for part in ours], generator)
     ratios = _ratio(weights[weights.sum(dim=1) > 0] @ table)
     bounds = torch.quantile(ratios, torch.tensor([0.025, 0.975], dtype=torch.float64))
-    return Ratio(value, [float(bound) for bound in bounds])
+    widening = small_sample_factor(len(set(prompts)))
+    return Ratio(value, [value * (float(bound) / value) ** widening for bound in bounds] if value else None)
+
+
+def small_sample_factor(count: int) -> float:
+    """Return by how much wider an interval over `count` prompts must be than a bootstrap of them says.
+
+    A resample of n values scatters by √((n-1)/n) too little, and its 2.5 % tail is the normal one, not Student's.
+    """
+    freedom = count - 1
+    student = _STUDENT[freedom - 1] if freedom <= len(_STUDENT) else 1.96 + 2.37 / freedom + 2.82 / freedom**2
+    return student / 1.96 * math.sqrt(count / freedom)
 
 
 def _drawn(labels: Sequence[int], generator: torch.Generator) -> Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-OPENING, QUALITY, GRID, SETTLING, LAW, CLOSING = 0.03, 0.03, 0.06, 0.12, 0.10, 0.03
+OPENING, QUALITY, GRID, SETTLING, LAW, CLOSING = 0.03, 0.02, 0.06, 0.16, 0.08, 0.03
 """Shares of the limit for loading, the quality of exits, their grid, the choice of parameters, tests of the sampled
 law, and writing. Everything else, above 60 %, goes to measuring."""
 SWEEP, SHIFT = 0.4, 0.1

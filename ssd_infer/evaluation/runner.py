@@ -33,6 +33,8 @@ from ssd_infer.strategies.registry import basics, group_of
 logger = logging.getLogger(__name__)
 
 QUALITY_TOKENS, QUALITY_WINDOW = 8192, 256
+CALIBRATION_SHARE = 0.6
+"""Share of the time up to the end of the first choice of parameters that the calibration of early exits may take."""
 
 
 def evaluate(settings: EvalSettings, say: Say | None = None) -> dict[str, Any]:
@@ -48,7 +50,7 @@ def evaluate(settings: EvalSettings, say: Say | None = None) -> dict[str, Any]:
         ends = deal([not t for t in settings.temperatures], bool(settings.contexts), bool(bench.shift))
         moments = {phase: bench.budget.deadline(share) for phase, share in ends.items()}
         quality = _quality(bench, moments["quality"])
-        grid = _grid(bench, moments["grid"])
+        grid = _grid(bench, moments["grid"], moments["settle 0"].part(CALIBRATION_SHARE))
         sweep = sparse_sweep(bench, moments["sweep"])
         sections = _sections(bench, moments)
         report = assemble(bench, sections, quality, grid, sweep)
@@ -132,8 +134,12 @@ def _quality(bench: Bench, deadline: Deadline) -> dict[str, Any]:
     return exit_quality(bench.target, windows, source, deadline)
 
 
-def _grid(bench: Bench, deadline: Deadline) -> dict[str, list[Cell]]:
-    """Return predicted and measured cells; empty where early exit does not apply, is not wanted, or took too long."""
+def _grid(bench: Bench, deadline: Deadline, calibrated: Deadline) -> dict[str, list[Cell]]:
+    """Return predicted and measured cells; empty where early exit does not apply, is not wanted, or took too long.
+
+    The calibration, which the choice of parameters needs too, may go on until `calibrated`, what is measured beyond it
+    until `deadline`.
+    """
     settings, target = bench.settings, bench.target
     wanted = settings.draft in ("all", group_of("early_exit")) or settings.draft.startswith("early_exit")
     if not isinstance(target, Target) or target.num_layers < 2 or not wanted:
@@ -141,7 +147,7 @@ def _grid(bench: Bench, deadline: Deadline) -> dict[str, list[Cell]]:
     bench.say("calibrating early exits")
     cells: list[Cell] = []
     try:
-        with stopping(bench.model, deadline):
+        with stopping(bench.model, calibrated):
             cells = predicted_cells(calibrate.cached_profile(target, bench.calibration, do_sample=False))
     except OutOfTime:
         bench.notes.append("the time limit left out the grid of exits and draft lengths")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ssd_infer.checkpoint.provenance import weights_sha256
+from ssd_infer.checkpoint.steps import checkpoint_folders, misnamed_folders
 from ssd_infer.config.evaluation import EvalSettings
 from ssd_infer.errors import CheckpointError, SSDError
 from ssd_infer.report.comparison import compare
@@ -15,6 +17,8 @@ from ssd_infer.report.comparison_html import render_comparison_html
 from ssd_infer.report.comparison_text import render_comparison
 from ssd_infer.report.rows import Report, exit_code
 from ssd_infer.report.write import dump_json, read_report, write_text
+
+logger = logging.getLogger(__name__)
 
 Evaluate = Callable[[EvalSettings], dict[str, Any]]
 
@@ -28,13 +32,16 @@ class Series:
 
 
 def find_checkpoints(run: Path) -> list[Path]:
-    """Return the run's checkpoints by step; raise CheckpointError when there is none."""
-    found = [path.parent for path in Path(run).glob("checkpoints/step-*/config.json")]
+    """Return the run's checkpoints by step, saying what else is called like one; CheckpointError when there is none."""
+    directory = Path(run) / "checkpoints"
+    for path, reason in misnamed_folders(directory).items():
+        logger.warning("%s: %s; it is passed over", path, reason)
+    found = [path for path in checkpoint_folders(directory) if (path / "config.json").is_file()]
     if not found:
         raise CheckpointError(
             f"run: {run} holds no checkpoints/step-N; give the run directory, for instance outputs/layerskip/default"
         )
-    return sorted(found, key=_step)
+    return found
 
 
 def reported(folder: Path, checkpoint: Path) -> Report | None:
@@ -100,8 +107,3 @@ def series(reports: list[Report]) -> dict[str, Any]:
         lines["speedup"][name] = [row["speed"]["speedup"] if row else None for row in rows]
         lines["alpha"][name] = [row["acceptance"]["alpha"] if row else None for row in rows]
     return lines
-
-
-def _step(checkpoint: Path) -> tuple[int, str]:
-    digits = checkpoint.name.removeprefix("step-")
-    return (int(digits) if digits.isdigit() else 2**62, checkpoint.name)

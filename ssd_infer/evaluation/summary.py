@@ -79,8 +79,10 @@ def itself(again: Contender) -> str:
 
 
 def measured_noise(ratio: Ratio) -> float | None:
-    """Return how far the interval of a baseline against itself reaches from 1."""
-    return None if ratio.ci95 is None else max(abs(1 - ratio.ci95[0]), abs(ratio.ci95[1] - 1))
+    """Return how far the interval of a baseline against itself reaches from 1, as a factor less 1."""
+    if ratio.ci95 is None or ratio.ci95[0] <= 0:
+        return None
+    return max(ratio.ci95[1], 1 / ratio.ci95[0], 1.0) - 1.0
 
 
 def share_plain(found: Measurements, contenders: list[Contender]) -> None:

@@ -15,12 +15,13 @@ def verdict(strategies: list[Row], peers: list[Row], notes: list[str]) -> dict[s
     """Return the report's `verdict`; `notes` are warnings the run itself collected.
 
     Only rows that passed their losslessness test, really drafted, and whose interval lies above 1 can win. Greedy rows
-    are the headline unless they loop and sampled rows win too. Without a winner plain decoding is the fastest.
+    are the headline, then sampled ones; greedy rows that loop give way to sampled ones even where those win nothing.
+    Without a winner plain decoding is the fastest.
     """
     passed = [row for row in strategies if row["status"] == "ok" and row["lossless"]["verdict"] == "pass"]
     greedy = [row for row in passed if not is_sampled(row)]
     sampled = [row for row in passed if is_sampled(row)]
-    ordered = [sampled, greedy] if any(_loops(row) for row in greedy) else [greedy, sampled]
+    ordered = [sampled] if sampled and any(_loops(row) for row in greedy) else [greedy, sampled]
     winners = [[row for row in pool if gains(row)] for pool in ordered]
     best = max(next((pool for pool in winners if pool), []), key=_speedup, default=None)
     warnings = [
@@ -74,7 +75,7 @@ def _loop_warnings(greedy: list[Row], sampled: bool) -> list[str]:
     if not looping:
         return []
     share = min(row["extra"]["repetition"]["distinct_3"] for row in looping)
-    remedy = "; the sampling rows are the headline" if sampled else "; measure at temperature 1 too"
+    remedy = "; the sampling rows decide the headline" if sampled else "; measure at temperature 1 too"
     return [
         f"greedy outputs repeat themselves (distinct-3 {share:.2f}), which flatters acceptance and speedup{remedy}"
     ]
@@ -93,6 +94,9 @@ def _peer_warnings(rows: list[Row], peers: list[Row]) -> list[str]:
 
 
 def _losses(row: Row, peer: Row) -> list[str]:
+    if peer["extra"].get("too_short_to_tell"):
+        return []
+    edge = 1.0 + (row["extra"].get("noise") or 0.0)
     pairs = [("", row["speed"]["speedup"], peer["speedup"])]
     theirs = {task["name"]: task["speedup"] for task in peer["extra"]["per_task"]}
     if len(theirs) > 1:
@@ -100,7 +104,7 @@ def _losses(row: Row, peer: Row) -> list[str]:
     return [
         f"{row['name']} loses to transformers' prompt lookup{where} ({ours:.2f}× against {lookup:.2f}×)"
         for where, ours, lookup in pairs
-        if lookup > ours
+        if lookup > ours * edge
     ]
 
 

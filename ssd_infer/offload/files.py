@@ -20,6 +20,7 @@ from torch import nn
 
 from ssd_infer.checkpoint.content import files_digest
 from ssd_infer.errors import CheckpointError, OutputError
+from ssd_infer.jsonio import to_json
 from ssd_infer.offload.layout import MATRICES, MoeLayer
 
 EXPERTS, DENSE, INDEX = "experts.safetensors", "dense.safetensors", "index.json"
@@ -93,7 +94,7 @@ def write_store(
             part.replace(folder / name)
         shapes = [list(part.shape[1:]) for part in layers[0].matrices]
         about = {"version": VERSION, "shapes": shapes, "source": source}
-        (folder / INDEX).write_text(json.dumps(about), encoding="utf-8")
+        (folder / INDEX).write_text(to_json(about), encoding="utf-8")
     except (OSError, SafetensorError) as error:
         for part in parts.values():
             with contextlib.suppress(OSError):
@@ -120,7 +121,7 @@ def _write_experts(path: Path, experts: dict[str, MoeLayer]) -> None:
                 "data_offsets": ends,
             }
             offset = ends[1]
-    text = json.dumps(header).encode()
+    text = to_json(header).encode()
     text += b" " * (-(len(text) + 8) % _PAGE)
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
@@ -195,6 +196,8 @@ def is_stale(index: StoreIndex, checkpoint: Path) -> bool:
 def _entries(header: dict[str, Any], base: int) -> Iterator[tuple[tuple[int, int], Extent]]:
     for name, entry in header.items():
         _, layer, _, expert = name.split(".")
+        if name != f"layers.{int(layer)}.experts.{int(expert)}":
+            raise ValueError(name)
         first, last = (int(value) for value in entry["data_offsets"])
         if not 0 <= first < last:
             raise ValueError(name)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
+
+from ssd_infer.jsonio import to_json
 
 
 def report_table(report: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
@@ -14,7 +15,7 @@ def report_table(report: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
     for row in report.get("strategies", []):
         acceptance, speed = row.get("acceptance") or {}, row.get("speed") or {}
         verdict = (row.get("lossless") or {}).get("verdict")
-        cells = [json.dumps(row.get("params") or {}), row.get("status"), verdict]
+        cells = [to_json(row.get("params") or {}), row.get("status"), verdict]
         cells += [acceptance.get("alpha"), acceptance.get("tau")]
         rows.append(["strategy", row["name"], *cells, speed.get("tokens_per_second"), speed.get("speedup")])
     return columns, rows

@@ -28,7 +28,7 @@ HEAD = (
 
 def forced_cells(report: Report) -> list[tuple[str, ...]]:
     """Return one line a strategy that was predicted in this way; none in reports without."""
-    lines = []
+    lines: list[tuple[str, ...]] = []
     for row in ok_rows(report):
         facts = row["extra"].get("teacher_forced")
         if facts:

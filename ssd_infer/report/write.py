@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ssd_infer.errors import OutputError
+from ssd_infer.jsonio import strict, to_json
 from ssd_infer.report.html import render_html
 from ssd_infer.report.markdown import render_markdown
 from ssd_infer.report.schema import ReportError, validate
@@ -52,8 +53,8 @@ def write_text(path: Path, text: str) -> None:
 
 
 def dump_json(value: object) -> str:
-    """Serialise with a stable layout; what is not finite or not plain JSON raises instead of being written."""
-    return json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    """Serialise with a stable layout; what is not finite is null with a reason, what is not plain JSON raises."""
+    return to_json(value, indent=1) + "\n"
 
 
 def write_report(
@@ -64,11 +65,12 @@ def write_report(
     Raises `ReportError` before anything is written when the report breaks its schema. `report.json` is renamed
     into place last, so its presence means that the others are there too.
     """
+    report = strict(report)
     validate(report)
     folder = Path(folder)
     text = dump_json(report)
     if samples is not None:
-        lines = (json.dumps(sample, ensure_ascii=False, allow_nan=False) for sample in samples)
+        lines = (to_json(sample) for sample in samples)
         write_text(folder / "samples.jsonl", "".join(f"{line}\n" for line in lines))
     write_text(folder / "report.md", render_markdown(report))
     write_text(folder / "report.html", render_html(report))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hydra import compose, initialize_config_dir, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 
-from ssd_infer.cli.launch import with_folders
+from ssd_infer.cli.launch import typed_arguments, with_folders
 from ssd_infer.config.compose import config_directory, to_settings
 from ssd_train.cli.register import register
 from ssd_train.cli.validate import validate
@@ -28,5 +28,9 @@ def load_config(overrides: Sequence[str]) -> Root:
     )
     with opened:
         return to_settings(
-            compose("train", overrides=with_folders(list(overrides), config_folders())), Root, validate
+            compose(
+                "train", overrides=typed_arguments("train", with_folders(list(overrides), config_folders()))
+            ),
+            Root,
+            validate,
         )

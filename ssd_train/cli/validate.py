@@ -32,6 +32,11 @@ def validate(cfg: Root, checks: Checks) -> None:
     check_recipe(cfg, checks.under("recipe"))
     kind = infos()[cfg.recipe.kind].kind if cfg.recipe.kind in infos() else ""
     check_fit(cfg, checks, speech=kind == "speech")
+    narrow = cfg.train.save_dtype in ("bfloat16", "float16")
+    rule = "cannot round the weight average a checkpoint holds (recipe.ema > 0)"
+    averaged = getattr(cfg.recipe, "ema", 0.0) > 0
+    remedy = "use train.save_dtype=float32"
+    checks.under("train").require(not (narrow and averaged), "save_dtype", rule, cfg.train.save_dtype, remedy)
     checks.under("optim").choice("name", cfg.optim.name, OPTIMIZERS)
     checks.under("optim").above_zero("epsilon", cfg.optim.epsilon)
     checks.under("optim").above_zero("muon_learning_rate", cfg.optim.muon_learning_rate)
@@ -103,6 +108,7 @@ def _check_train(train: TrainConfig, checks: Checks) -> None:
     checks.above_zero("learning_rate", train.learning_rate)
     checks.within("adam_beta1", train.adam_beta1, 0, 1, open_end=True)
     checks.within("adam_beta2", train.adam_beta2, 0, 1, open_end=True)
+    checks.choice("save_dtype", train.save_dtype, ("auto", *DTYPES))
     checks.choice("lr_scheduler", train.lr_scheduler, SCHEDULERS)
     _check_warmup(train, checks)
 

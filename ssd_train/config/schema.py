@@ -30,7 +30,7 @@ class TrainConfig:
     warmup_steps: float = 0.05
     """Warm-up: a share of `max_steps` when below 1, else a whole number of steps."""
     lr_scheduler: str = "cosine"
-    """Learning-rate schedule after the warm-up: cosine, linear, constant or warmup_stable_decay."""
+    """Learning-rate schedule after the warm-up: cosine, linear, constant or warmup_stable_decay (its last fifth)."""
     adam_beta1: float = 0.9
     """Adam's decay of the first moment."""
     adam_beta2: float = 0.95
@@ -47,6 +47,8 @@ class TrainConfig:
     """Validation batches of one measurement."""
     keep_last: int = 3
     """Checkpoints kept besides the best one; 0 keeps all."""
+    save_dtype: str = "auto"
+    """Precision of saved weights: float32, bfloat16, float16, or auto: with model=hf the base's, else float32."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass to save memory."""
     num_workers: int = 0
@@ -209,6 +211,8 @@ class HubTextConfig(DataConfig):
     """Dataset name on the hub."""
     subset: str | None = None
     """Configuration of the dataset."""
+    revision: str | None = None
+    """Branch, tag or commit of the dataset on the hub."""
     split: str = "train"
     """Split to train on."""
     text_field: str = "text"

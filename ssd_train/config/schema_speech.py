@@ -151,6 +151,8 @@ class HubSpeechConfig(SpeechDataConfig):
     """Dataset name on the hub."""
     subset: str | None = None
     """Configuration of the dataset."""
+    revision: str | None = None
+    """Branch, tag or commit of the dataset on the hub."""
     split: str = "train"
     """Split to train on."""
     validation_split: str | None = None

@@ -12,9 +12,11 @@ from filelock import FileLock
 from transformers import PreTrainedTokenizerBase
 
 from ssd_infer.checkpoint.content import text_digest
+from ssd_infer.checkpoint.steps import checkpoint_folders
 from ssd_infer.errors import DataError
 from ssd_train.config.schema import DataConfig, Root
 from ssd_train.data.framing import Encoder
+from ssd_train.data.hub import COMMIT
 from ssd_train.data.packing import PackedBlocks, token_dtype, write_json, write_tokens
 from ssd_train.data.sources import TextSource, open_source
 from ssd_train.data.tokenizer import load_tokenizer, vocabulary_hash
@@ -64,7 +66,7 @@ def build(cfg: Root, run_dir: Path) -> TextData:
     run_dir.mkdir(parents=True, exist_ok=True)
     source = open_source(cfg.data)
     with FileLock(str(run_dir / ".data.lock")):
-        trained = any((run_dir / "checkpoints").glob("step-*"))
+        trained = bool(checkpoint_folders(run_dir / "checkpoints"))
         tokenizer = load_tokenizer(cfg, source, run_dir / "tokenizer", keep=trained)
     cache = Path(cfg.data.cache_dir or Path(cfg.output_root) / ".cache")
     encoder = Encoder(tokenizer, add_bos=cfg.data.add_bos, control_tokens=cfg.data.control_tokens)
@@ -115,7 +117,10 @@ def _pack(cfg: DataConfig, source: TextSource, encoder: Encoder, folder: Path) -
         side: write_tokens(streams[side](), encoder.tokenizer, folder / f"{side}.bin", encoder)
         for side in _SIDES
     }
-    if open_source(cfg).fingerprint != source.fingerprint:
+    on_hub = any(
+        content.startswith(COMMIT) for content in source.contents.values()
+    )  # a commit does not change
+    if not on_hub and open_source(cfg).fingerprint != source.fingerprint:
         raise DataError(
             f"{source.key}: was changed while it was read (got {source.name!r}); start again when it is whole"
         )

@@ -7,8 +7,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from ssd_infer.checkpoint.content import folder_digest
-from ssd_train.config.schema import HFModelConfig, LocalTextConfig, Root, ScratchModelConfig
-from ssd_train.config.schema_speech import SpeechDataConfig, SpeechModelConfig
+from ssd_train.config.schema import HFModelConfig, HubTextConfig, LocalTextConfig, Root, ScratchModelConfig
+from ssd_train.config.schema_speech import HubSpeechConfig, SpeechDataConfig, SpeechModelConfig
+from ssd_train.data.hub import COMMIT, hub_content
 from ssd_train.data.local import local_contents
 from ssd_train.data.sources import open_source
 
@@ -29,13 +30,20 @@ def contents(cfg: Root) -> dict[str, str]:
 
 
 def _data_contents(cfg: Root) -> dict[str, str]:
-    if isinstance(cfg.data, SpeechDataConfig):
+    data = cfg.data
+    if (
+        isinstance(data, HubSpeechConfig) and not Path(data.name).exists()
+    ):  # opening it would download all of it
+        return {"data.name": hub_content(data.name, data.subset, data.revision)}
+    if isinstance(data, SpeechDataConfig):
         from ssd_train.data.speech.sources import open_speech
 
-        return open_speech(cfg.data, cfg.seed).contents
-    if isinstance(cfg.data, LocalTextConfig):
-        return local_contents(cfg.data)
-    return open_source(cfg.data).contents
+        return open_speech(data, cfg.seed).contents
+    if isinstance(data, LocalTextConfig):
+        return local_contents(data)
+    if isinstance(data, HubTextConfig):
+        return {"data.name": hub_content(data.name, data.subset, data.revision)}
+    return open_source(data).contents
 
 
 def _model_contents(cfg: Root) -> dict[str, str]:
@@ -58,7 +66,7 @@ def _named(
     if folder.is_dir():
         return {key: folder_digest(folder, key, _matching(patterns))}
     commit = _commit(name, revision)
-    return {} if commit is None else {key: commit}
+    return {} if commit is None else {key: f"{COMMIT}{commit}"}
 
 
 def _matching(patterns: tuple[str, ...]) -> Callable[[str], bool]:

@@ -12,12 +12,14 @@ from ssd_infer.errors import DataError
 from ssd_train.config.schema import HubTextConfig
 from ssd_train.data.sources import Passage, TextSource, held_out
 
+COMMIT = "commit "
+"""What begins the identity of something on the hub."""
+
 
 def hub_source(cfg: HubTextConfig) -> TextSource:
     """Return the source of a hub dataset; raise `DataError` when dataset, split or text field does not exist."""
-    content = dataset_content(cfg.name, cfg.subset)
+    content = hub_content(cfg.name, cfg.subset, cfg.revision)
     dataset = _load(cfg, content)
-    content = content or remote_content(dataset, cfg.name, cfg.subset)
     _check_field(dataset, cfg)
     train, validation = held_out(lambda: _passages(dataset, cfg), cfg.validation_share)
     parts = [content, cfg.subset, cfg.split, cfg.text_field, cfg.max_documents, cfg.validation_share]
@@ -25,42 +27,36 @@ def hub_source(cfg: HubTextConfig) -> TextSource:
     return TextSource("data.name", cfg.name, fingerprint, train, validation, {"data.name": content})
 
 
-def dataset_content(name: str, subset: str | None) -> str | None:
-    """Return a hash of all that a dataset on disk holds; None for one that is on the hub."""
-    path = Path(name)
-    if not path.exists():
-        return None
-    held = folder_digest(path, "data.name") if path.is_dir() else files_digest([path], "data.name")
-    return text_digest([held, subset])
+def hub_content(name: str, subset: str | None, revision: str | None) -> str:
+    """Return what a dataset holds: a hash of all files where it is on disk, else its commit on the hub, which is asked.
 
-
-def remote_content(dataset: Any, name: str, subset: str | None) -> str:
-    """Return what identifies a hub dataset's content: the commit of each of its files, in the form `datasets` keeps.
-
-    A dataset in memory or in `datasets`' cache has it in its fingerprint; for a streamed one the hub is asked.
+    Raises `DataError` when there is no such dataset; nothing is downloaded but its description.
     """
-    if (known := getattr(dataset, "_fingerprint", None)) is not None:
-        return str(known)
+    path = Path(name)
+    if path.is_dir():
+        return folder_digest(path, "data.name")
+    if path.exists():
+        return files_digest([path], "data.name")
     import datasets
 
     try:
-        builder = datasets.load_dataset_builder(name, subset)
+        builder = datasets.load_dataset_builder(name, subset, revision=revision)
     except Exception as error:  # as in `_load`
         raise unloadable(name, subset, None, error) from error
-    files = builder.config.data_files or {}
-    return text_digest([name, subset, builder.hash, {str(k): v.origin_metadata for k, v in files.items()}])
+    return f"{COMMIT}{builder.hash}"
 
 
-def cache_of(content: str | None) -> dict[str, str]:
-    """Return where `datasets` may keep what it makes of a dataset on disk: a place of its own for each content.
+def load_options(name: str, revision: str | None, content: str) -> dict[str, str]:
+    """Return what `datasets.load_dataset` needs to give exactly `content`.
 
-    By itself it knows files by their names and times, and gives back what they held before.
+    A dataset on the hub comes from its commit. One on disk gets a cache of its own for each content: by itself
+    `datasets` knows files by their names and times, and gives back what they held before.
     """
     import datasets
 
-    if content is None:
-        return {}
-    return {"cache_dir": str(Path(datasets.config.HF_DATASETS_CACHE) / "by_content" / content)}
+    if Path(name).exists():
+        return {"cache_dir": str(Path(datasets.config.HF_DATASETS_CACHE) / "by_content" / content)}
+    return {"revision": revision} if revision is not None else {}
 
 
 def unloadable(name: str, subset: str | None, split: str | None, error: Exception) -> DataError:
@@ -78,7 +74,7 @@ def is_saved(name: str) -> bool:
     return (Path(name) / "state.json").exists() or (Path(name) / "dataset_dict.json").exists()
 
 
-def _load(cfg: HubTextConfig, content: str | None) -> Any:
+def _load(cfg: HubTextConfig, content: str) -> Any:
     """Return the split as a `datasets` object; every failure becomes a sentence with a remedy."""
     import datasets
 
@@ -86,7 +82,11 @@ def _load(cfg: HubTextConfig, content: str | None) -> Any:
         if is_saved(cfg.name):
             return _split(datasets.load_from_disk(cfg.name), cfg)
         return datasets.load_dataset(
-            cfg.name, cfg.subset, split=cfg.split, streaming=cfg.streaming, **cache_of(content)
+            cfg.name,
+            cfg.subset,
+            split=cfg.split,
+            streaming=cfg.streaming,
+            **load_options(cfg.name, cfg.revision, content),
         )
     except DataError:
         raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from ssd_infer.errors import DataError
+from ssd_infer.jsonio import to_json
 from ssd_train.data.framing import Encoder
 from ssd_train.data.sources import Passage
 
@@ -116,5 +116,5 @@ def _batches(passages: Iterator[Passage]) -> Iterator[list[Passage]]:
 def write_json(path: Path, value: object) -> None:
     """Write `value` to `path` so that a reader sees the old file or the whole new one."""
     partial = path.with_suffix(f".{os.getpid()}.part")
-    partial.write_text(json.dumps(value, indent=2), encoding="utf-8")
+    partial.write_text(to_json(value, indent=2), encoding="utf-8")
     partial.replace(path)

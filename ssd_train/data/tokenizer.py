@@ -15,6 +15,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from ssd_infer.checkpoint.content import folder_digest
 from ssd_infer.errors import DataError
+from ssd_infer.jsonio import to_json
 from ssd_train.config.schema import HFModelConfig, ModelConfig, Root
 from ssd_train.data.sources import TextSource
 
@@ -134,7 +135,7 @@ def cached_bpe(
     try:
         directory.mkdir(parents=True, exist_ok=True)
         trained.save_pretrained(directory)
-        mark.write_text(json.dumps({**identity, "vocabulary": vocabulary_hash(trained)}), encoding="utf-8")
+        mark.write_text(to_json({**identity, "vocabulary": vocabulary_hash(trained)}), encoding="utf-8")
     except OSError as error:
         raise DataError(
             f"output_root: the tokenizer cannot be written (got {directory}: {error.strerror}); free space or "

@@ -171,5 +171,9 @@ def _gathered(part: Tensor, device: torch.device, *, keep: bool) -> Tensor:
 
 
 def rank_files(checkpoint: Path, suffix: str) -> list[Path]:
-    """Return the files `RANK-suffix` of a checkpoint, ordered by rank."""
-    return sorted(checkpoint.glob(f"*-{suffix}"), key=lambda path: int(path.name.partition("-")[0]))
+    """Return the files `RANK-suffix` of a checkpoint, ordered by rank; copies under other names are none."""
+    found = {path.name: path for path in checkpoint.glob(f"*-{suffix}")}
+    numbers = [name.removesuffix(f"-{suffix}") for name in found]
+    ranks = sorted(int(number) for number in numbers if number.isascii() and number.isdigit())
+    names = (f"{rank}-{suffix}" for rank in ranks)
+    return [found[name] for name in dict.fromkeys(names) if name in found]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ssd_train.losses import products
 from ssd_train.losses.divergence import DIVERGENCES, Pair
 
 
@@ -88,9 +89,14 @@ def chunked_exit_loss(
 
 def log_probabilities(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return `(N, V)` log-probabilities in float32 or better, whatever the precision of the product."""
+    return torch.log_softmax(_logits(hidden, weight, bias), dim=-1, dtype=_accumulator(hidden.dtype))
+
+
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if not torch.is_grad_enabled() and products.is_fast(hidden, weight):
+        return products.multiply(hidden, weight, bias)
     weight = weight.to(hidden.dtype)
-    logits = hidden @ weight.t() if bias is None else torch.addmm(bias.to(hidden.dtype), hidden, weight.t())
-    return torch.log_softmax(logits, dim=-1, dtype=_accumulator(hidden.dtype))
+    return hidden @ weight.t() if bias is None else torch.addmm(bias.to(hidden.dtype), hidden, weight.t())
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -220,14 +226,29 @@ class _Pass:
         states, wanted = self.hidden[index], self.wanted
         narrow, into = grad.to(states.dtype), wanted.hidden[index]
         if into is not None:
-            torch.mm(narrow, self.weight.to(states.dtype), out=into[rows])
+            _to_input(narrow, self.weight, into[rows])
         if wanted.bias is not None and into_head:
             wanted.bias += grad.sum(0)
         if wanted.weight is not None and into_head:
-            if narrow.dtype == wanted.weight.dtype:
-                wanted.weight.addmm_(narrow.t(), states[rows])
-            else:
-                wanted.weight += narrow.t() @ states[rows]
+            _to_weight(narrow, states[rows], wanted.weight)
+
+
+def _to_input(grad: Tensor, weight: Tensor, into: Tensor) -> None:
+    """Write the gradient of the hidden states `(M, d)` of logits with gradient `(M, V)` to `into`."""
+    if products.is_fast(grad, weight.t()):
+        into.copy_(products.back_to_input(grad, weight))
+    else:
+        torch.mm(grad, weight.to(grad.dtype), out=into)
+
+
+def _to_weight(grad: Tensor, states: Tensor, into: Tensor) -> None:
+    """Add the gradient of the head `(V, d)` to `into`."""
+    if grad.dtype != into.dtype:
+        into += grad.t() @ states
+    elif products.is_fast(grad.t(), states.t()):
+        into += products.back_to_weight(grad, states)
+    else:
+        into.addmm_(grad.t(), states)
 
 
 def _nll_gradient(probabilities: Tensor, target: Tensor, factor: float) -> Tensor:

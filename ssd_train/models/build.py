@@ -22,6 +22,7 @@ from ssd_infer.checkpoint.kinds import kind_of
 from ssd_infer.checkpoint.load import check_loading_info
 from ssd_infer.errors import CheckpointError, ConfigError, DataError, Problem, UnsupportedModelError
 from ssd_train.config.schema import HFModelConfig, ModelConfig, Root, ScratchModelConfig, ScratchMoeConfig
+from ssd_train.models.generation import make_saveable
 
 FAMILIES: dict[str, str] = {
     "llama": "llama",
@@ -179,6 +180,7 @@ def pretrained(
         ) from error
     model: PreTrainedModel = loaded[0]
     check_loading_info(loaded[1], cfg.name)
+    make_saveable(model, cfg.name)
     return model
 
 

@@ -33,8 +33,8 @@ class ExitModel:
         """Find the parts of `model`; raises UnsupportedModelError naming the missing one."""
         self.model = model
         base = getattr(model, "base_model", model)
-        self.layers: list[nn.Module] = list(_first(base, _LAYERS, model, "a list of decoder layers"))
-        self.norm: nn.Module = _first(base, _NORMS, model, "a final norm")
+        self.layers: list[nn.Module] = list(_first(base, _LAYERS, model, "list of decoder layers"))
+        self.norm: nn.Module = _first(base, _NORMS, model, "final norm")
         head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None  # type: ignore[operator]
         if not isinstance(head, nn.Linear):
             raise UnsupportedModelError(

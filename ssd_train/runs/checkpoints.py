@@ -8,17 +8,27 @@ a gain the one with the longest simulated acceptance.
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import math
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from ssd_infer.checkpoint.manifest import MANIFEST, RECORD, damage, read_record, sha256
+from ssd_infer.checkpoint.steps import (
+    TRAINER_STATE,
+    checkpoint_folders,
+    misnamed,
+    misnamed_folders,
+    recorded_step,
+    step_number,
+    trained_step,
+)
 from ssd_infer.errors import CheckpointError
+from ssd_infer.jsonio import from_json, to_json
 from ssd_infer.report.rows import find_row, gains
 from ssd_infer.report.schema import ReportError
 from ssd_infer.report.write import read_report
@@ -29,6 +39,7 @@ logger = logging.getLogger(__name__)
 _PARTIAL = ".partial-"
 _RETIRED = ".retired-"
 _DAMAGED = "damaged-"
+_FOREIGN = "foreign-"
 _RESERVE = 16 << 20
 LOSS_GATE = 1.03
 """The best checkpoint's validation loss may be this much above the lowest one."""
@@ -48,33 +59,46 @@ class CheckpointStore:
         return self.directory / f"step-{step}"
 
     def steps(self) -> list[int]:
-        """Return the steps that have a checkpoint directory, ascending."""
-        names = (entry.name for entry in self.directory.glob("step-*") if entry.is_dir())
-        return sorted(int(name[5:]) for name in names if name[5:].isdigit())
+        """Return the steps that have a checkpoint directory, ascending; renamed copies are none."""
+        return [step_number(path) for path in checkpoint_folders(self.directory)]
 
     def clean(self) -> None:
         """Remove what an interrupted save left behind."""
         for prefix in (_PARTIAL, _RETIRED):
             for left in self.directory.glob(f"{prefix}*"):
-                shutil.rmtree(left, ignore_errors=True)
+                _remove(left)
 
     def latest(self) -> Path | None:
-        """Return the newest intact checkpoint, None if there are none; say which damaged ones were passed over.
+        """Return the newest intact checkpoint, None if there are none; say which others were passed over, and why.
 
-        Raises CheckpointError when there are checkpoints but every one is damaged.
+        Raises CheckpointError when there are checkpoints but every one is damaged or renamed.
         """
-        problems: list[str] = []
+        renamed, damaged = self._renamed(), list[str]()
         for step in reversed(self.steps()):
-            problem = damage(self.path(step))
+            problem = damage(self.path(step)) or self._disagreement(step)
             if problem is None:
-                for line in problems:
+                for line in damaged:
                     logger.warning("%s; continuing from step %d instead", line, step)
                 return self.path(step)
-            problems.append(f"{self.path(step)}: {problem}")
-        if problems:
-            listed = "\n".join(problems)
+            damaged.append(f"{self.path(step)}: {problem}")
+        if damaged or renamed:
+            listed = "\n".join([*damaged, *renamed])
             raise CheckpointError(f"no checkpoint of this run is intact:\n{listed}\nresume=never starts anew")
         return None
+
+    def _renamed(self) -> list[str]:
+        """Say which directories are passed over for their names; of these, return those that hold a checkpoint."""
+        renamed = []
+        for path, reason in misnamed_folders(self.directory).items():
+            logger.warning("%s: %s; it is passed over", path, reason)
+            if recorded_step(path) is not None:
+                renamed.append(f"{path}: {reason}")
+        return renamed
+
+    def _disagreement(self, step: int) -> str | None:
+        """Return in what the trainer's state differs from the name of the checkpoint, None if in nothing."""
+        found = trained_step(self.path(step))
+        return None if found in (None, step) else f"its {TRAINER_STATE} is of step {found}"
 
     def set_aside_after(self, step: int) -> None:
         """Rename the checkpoints beyond `step`, which `latest` found damaged, so that nothing counts on them again.
@@ -110,11 +134,53 @@ class CheckpointStore:
         wait()
         return self.path(step)
 
+    def rehearse(self, write: Callable[[Path], None]) -> None:
+        """Go through a save with what `write` makes of nothing, and leave no trace of it.
+
+        What only a save would run into (a full or read-only disk, names that are taken, a configuration that cannot be
+        written) ends the run before its first step: raises CheckpointError.
+        """
+        aside, away = (self.directory / f"{prefix}trial" for prefix in (_PARTIAL, _RETIRED))
+        try:
+            self._check_names()
+            for left in (aside, away):
+                _remove(left)
+            aside.mkdir(parents=True)
+            write(aside)
+            seal(aside)
+            aside.rename(away)
+            _sync_directory(self.directory)
+        except Exception as error:  # as in `save`
+            reason = "no space left on the disk" if _is_full(error, self.run_dir) else _described(error)
+            raise CheckpointError(
+                f"a checkpoint of this run could not be saved in {self.directory}: {reason}; nothing was trained; "
+                "remove the cause and repeat the command"
+            ) from error
+        finally:
+            for left in (aside, away):
+                shutil.rmtree(left, ignore_errors=True)
+
+    def _check_names(self) -> None:
+        """Raise OSError where something else has the name of a file or folder that a run writes."""
+        for name in ("best.json", "metrics.jsonl"):
+            if (self.run_dir / name).is_dir():
+                raise IsADirectoryError(
+                    f"{self.run_dir / name} is a directory, and the run writes a file there"
+                )
+        metrics = self.run_dir / "metrics.jsonl"
+        if metrics.exists():
+            metrics.open("ab").close()
+        for name in ("checkpoints", "reports"):
+            if (self.run_dir / name).exists() and not (self.run_dir / name).is_dir():
+                raise NotADirectoryError(
+                    f"{self.run_dir / name} is a file, and the run writes into a folder there"
+                )
+
     def annotate(self, step: int, values: dict[str, Any]) -> None:
         """Add `values` to the record of a checkpoint, mark the best one anew, and prune."""
         path = self.path(step) / RECORD
-        record = {**json.loads(path.read_text(encoding="utf-8")), **values}
-        replace_text(path, json.dumps(record, indent=2, sort_keys=True) + "\n")
+        record = {**from_json(path.read_text(encoding="utf-8")), **values}
+        replace_text(path, to_json(record, indent=2, sort_keys=True) + "\n")
         self.mark_best()
         self.prune()
 
@@ -141,7 +207,7 @@ class CheckpointStore:
             **best,
             "validation_loss": -negative_loss,
         }
-        replace_text(self.run_dir / "best.json", json.dumps(best, indent=2) + "\n")
+        replace_text(self.run_dir / "best.json", to_json(best, indent=2) + "\n")
         return self.path(step)
 
     def best(self) -> Path | None:
@@ -153,7 +219,7 @@ class CheckpointStore:
     def best_facts(self) -> dict[str, Any]:
         """Return what `best.json` says, nothing if there is none."""
         file = self.run_dir / "best.json"
-        return dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else {}
+        return dict(from_json(file.read_text(encoding="utf-8"))) if file.exists() else {}
 
     def prune(self) -> None:
         """Remove all but the newest `keep_last` checkpoints and the best."""
@@ -173,18 +239,26 @@ class CheckpointStore:
                 yield tau, loss, step
 
     def _publish(self, aside: Path, final: Path) -> None:
-        if final.exists():  # a damaged checkpoint that was passed over on resume
-            final.rename(self.directory / f"{_RETIRED}{final.name}")
+        if final.exists():
+            final.rename(self._place_for(final))
         aside.rename(final)
         _sync_directory(self.directory)
         self.clean()
+
+    def _place_for(self, former: Path) -> Path:
+        """Return where what stands at a new checkpoint's place goes: a damaged one away, what is of others aside."""
+        if former.is_dir() and misnamed(former) is None:
+            return self.directory / f"{_RETIRED}{former.name}"
+        aside = _free(self.directory / f"{_FOREIGN}{former.name}")
+        logger.warning("%s is none of this run's checkpoints and is now %s", former, aside.name)
+        return aside
 
     def _explain(self, step: int, error: Exception, full: bool) -> str:
         earlier = self.steps()
         intact = (
             f"the last one, {self.path(earlier[-1])}, is untouched" if earlier else "there is no earlier one"
         )
-        reason = "no space left on the disk" if full else f"{type(error).__name__}: {error}"
+        reason = "no space left on the disk" if full else _described(error)
         remedy = "free some space" if full else "remove the cause"
         return f"checkpoint of step {step} in {self.directory}: {reason}; {intact}; {remedy} and repeat the command"
 
@@ -214,7 +288,7 @@ def seal(directory: Path) -> None:
         str(path.relative_to(directory)): {"bytes": path.stat().st_size, "sha256": sha256(path)}
         for path in files
     }
-    (directory / MANIFEST).write_text(json.dumps({"files": entries}, indent=1) + "\n", encoding="utf-8")
+    (directory / MANIFEST).write_text(to_json({"files": entries}, indent=1) + "\n", encoding="utf-8")
     for path in directory.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:
@@ -226,6 +300,24 @@ def require_space(directory: Path, needed: int) -> None:
     """Raise OSError(ENOSPC) before anything is written when `needed` bytes will not fit."""
     if shutil.disk_usage(directory).free < needed + _RESERVE:
         raise OSError(errno.ENOSPC, f"a checkpoint needs about {needed >> 20} MiB")
+
+
+def _remove(path: Path) -> None:
+    """Remove a directory as far as that goes, or a file that stood in a checkpoint's place."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _free(path: Path) -> Path:
+    """Return `path`, with a number behind its name where that is taken."""
+    numbered = (path.with_name(f"{path.name}-{number}") for number in count(2))
+    return path if not path.exists() else next(other for other in numbered if not other.exists())
+
+
+def _described(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _is_full(error: BaseException | None, directory: Path) -> bool:

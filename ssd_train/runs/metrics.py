@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ssd_infer.jsonio import from_json, to_json
 from ssd_train.recipes.base import Ratio
 
 
@@ -96,14 +96,14 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def _line(row: Mapping[str, Any]) -> str:
-    return json.dumps(row, allow_nan=True) + "\n"
+    return to_json(row) + "\n"
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
     rows = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
-            rows.append(json.loads(line))
+            rows.append(from_json(line))
         except ValueError:  # a line cut short by a kill; everything after it was never written
             break
     return rows

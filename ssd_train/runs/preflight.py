@@ -10,6 +10,7 @@ from transformers import TrainingArguments
 from ssd_train.config.engines import zero_stage
 from ssd_train.config.schema import Root
 from ssd_train.distributed.elastic import step_samples
+from ssd_train.models.precision import describe, saved_dtype
 
 _MOMENTS = 2
 """Tensors of a parameter's size that AdamW keeps in float32; Muon keeps one, which this overstates."""
@@ -60,8 +61,7 @@ def costs(cfg: Root, args: TrainingArguments, model: nn.Module, sample_tokens: i
         host=host,
         samples_per_step=samples,
         tokens_per_step=samples * sample_tokens,
-        checkpoint=4 * count * (2 if zero_stage(cfg.engine.name) or cfg.engine.name == "fsdp2" else 1)
-        + 4 * _MOMENTS * trained,
+        checkpoint=_checkpoint(cfg, count) + 4 * _MOMENTS * trained,
         kept=min(saves, cfg.train.keep_last + 1) if cfg.train.keep_last else saves,
     )
 
@@ -76,6 +76,7 @@ def summary(cfg: Root, args: TrainingArguments, found: Costs) -> str:
     lines = [
         f"model       {found.parameters:,} parameters, {found.trained:,} trained",
         f"engine      {cfg.engine.name}, {processes}, {cfg.dtype}",
+        f"weights     {describe(cfg)}",
         f"memory      about {_size(total)} a process{host}, activations not counted: weights {_size(found.weights)}, "
         f"gradients {_size(found.gradients)}, optimizer {_size(found.optimizer)}",
         f"step        {found.samples_per_step:,} samples, {found.tokens_per_step:,} tokens: batch "
@@ -85,6 +86,13 @@ def summary(cfg: Root, args: TrainingArguments, found: Costs) -> str:
         f"{_size(found.checkpoint * found.kept)} of disk",
     ]
     return "\n".join(lines)
+
+
+def _checkpoint(cfg: Root, count: int) -> int:
+    """Return the bytes of a checkpoint's weights, with the float32 ones that training goes on from."""
+    narrow = saved_dtype(cfg) != "float32"
+    sharded = bool(zero_stage(cfg.engine.name)) or cfg.engine.name == "fsdp2"
+    return count * ((2 if narrow else 4) + (4 if narrow or sharded else 0))
 
 
 def _shares(engine: str, world: int) -> dict[str, int]:

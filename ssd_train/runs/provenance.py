@@ -44,8 +44,8 @@ def collect(cfg: Any, *, tokenizer_hash: str | None = None) -> dict[str, Any]:
 
 def config_hash(cfg: Any) -> str:
     """Return a hash of every value of the dataclass `cfg`, independent of the order of its fields."""
-    text = json.dumps(dataclasses.asdict(cfg), sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    values = dataclasses.asdict(cfg)
+    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def git_state(directory: Path | None = None) -> dict[str, Any]:

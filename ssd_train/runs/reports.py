@@ -46,15 +46,17 @@ class Reporter:
             torch.set_num_threads(threads)
 
     def final(self, store: CheckpointStore) -> None:
-        """Report on the last checkpoint unless that is done; print the table, the page's place and the best one.
+        """Report on the last checkpoint unless a report on its weights is there; print it, its place and the best one.
 
         Raises SSDError when the evaluation cannot be made; the checkpoints are safe by then.
         """
+        from ssd_infer.evaluation.series import reported
+
         steps = store.steps()
         if not self.cfg.eval.enabled or not steps:
             return
         out = self.directory(steps[-1])
-        if not (out / "report.json").exists():
+        if reported(out, store.path(steps[-1])) is None:
             self._evaluate(store.path(steps[-1]), steps[-1])
         _show(out)
         best = store.best()

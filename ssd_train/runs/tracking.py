@@ -18,6 +18,7 @@ from urllib.parse import urlparse
 from uuid import uuid4
 
 from ssd_infer.errors import ConfigError, Problem
+from ssd_infer.jsonio import from_json, to_json
 from ssd_infer.report.flat import report_scalars
 from ssd_infer.report.wandb import TRACKING, log_wandb_report
 from ssd_train.config.schema import Root
@@ -72,14 +73,14 @@ def run_id(cfg: Root, run_dir: Path) -> str:
     """
     path = run_dir / ID_FILE
     if cfg.resume != "never" and path.exists():
-        stored: str = json.loads(path.read_text(encoding="utf-8"))["id"]
+        stored: str = from_json(path.read_text(encoding="utf-8"))["id"]
         return stored
     seed = uuid4().hex if cfg.resume == "never" else f"{run_dir.resolve()}/{cfg.seed}"
     name = "".join(char if char.isalnum() else "-" for char in f"{cfg.recipe_name}-{cfg.run_name}")
     new = f"{name[:48]}-{hashlib.sha256(seed.encode()).hexdigest()[:8]}"
     path.parent.mkdir(parents=True, exist_ok=True)
     facts = {"id": new, "project": cfg.tracking.project, "entity": cfg.tracking.entity, "name": cfg.run_name}
-    replace_text(path, json.dumps({**facts, "group": cfg.recipe_name}))
+    replace_text(path, to_json({**facts, "group": cfg.recipe_name}))
     return new
 
 
@@ -172,8 +173,8 @@ def _start_wandb(cfg: Root, run_dir: Path) -> Tracker:
 def _remember(run_dir: Path, mode: str) -> None:
     """Note how the run is tracked, for the jobs that add reports to it."""
     path = run_dir / ID_FILE
-    facts = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    replace_text(path, json.dumps({**facts, "mode": mode}))
+    facts = from_json(path.read_text(encoding="utf-8")) if path.exists() else {}
+    replace_text(path, to_json({**facts, "mode": mode}))
 
 
 def _init_wandb(cfg: Root, run_dir: Path, mode: str) -> Any:
@@ -226,8 +227,8 @@ def _start_mlflow(cfg: Root, run_dir: Path) -> Tracker:
     experiment = mlflow.set_experiment(cfg.tracking.project)
     if cfg.resume == "never" or not known.exists():
         run = mlflow.MlflowClient().create_run(experiment.experiment_id, run_name=cfg.run_name)
-        replace_text(known, json.dumps({"id": run.info.run_id}))
-    os.environ["MLFLOW_RUN_ID"] = json.loads(known.read_text(encoding="utf-8"))["id"]
+        replace_text(known, to_json({"id": run.info.run_id}))
+    os.environ["MLFLOW_RUN_ID"] = from_json(known.read_text(encoding="utf-8"))["id"]
     return LibraryTracker("mlflow")
 
 

@@ -7,29 +7,25 @@ it takes no stack of experts. Update rule and coefficients are those of Jordan e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
 from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ssd_train.losses.processor import multiplies_bfloat16
+
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _STEPS = 5
 _TINY = 1e-7
-_NATIVE = ("avx512_bf16", "amx_bf16", "bf16")
-"""Names, on x86 and on Arm, of what multiplies in bfloat16 at its full speed."""
 _TOGETHER = 1 << 24
 """Numbers that are orthogonalised at a time: larger matrices gain nothing by company, and the copies cost memory."""
 
 
-@cache
 def precision(device: torch.device) -> torch.dtype:
     """Return what the iteration computes in on `device`: bfloat16, and float32 on CPUs that would emulate it."""
-    if device.type != "cpu":
-        return torch.bfloat16
-    able = getattr(torch.cpu, "get_capabilities", dict)()  # unknown to the oldest torch
-    return torch.bfloat16 if any(able.get(name) for name in _NATIVE) else torch.float32
+    fast = device.type != "cpu" or multiplies_bfloat16()
+    return torch.bfloat16 if fast else torch.float32
 
 
 @torch.no_grad()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,10 +19,13 @@ from transformers.trainer_callback import PrinterCallback
 from transformers.utils.logging import disable_progress_bar
 
 from ssd_infer.checkpoint.manifest import RECORD, read_record
+from ssd_infer.checkpoint.steps import TRAINER_STATE
 from ssd_infer.engine.model_view import evaluating
 from ssd_infer.errors import SSDError
+from ssd_infer.jsonio import from_json, to_json
 from ssd_train.distributed.elastic import step_samples
 from ssd_train.distributed.engine_trainer import EngineTrainer, rank_files
+from ssd_train.models import precision
 from ssd_train.recipes.base import Batch, Collator, Ratio, Recipe, StepContext, StepOutput, batch_rows
 from ssd_train.runs.checkpoints import CheckpointStore, require_space
 from ssd_train.runs.metrics import MetricsFile, RatioSums
@@ -33,7 +36,6 @@ from ssd_train.trainer.stopping import StopSignals
 logger = logging.getLogger(__name__)
 
 _SUMS = "ssd_pending_metrics.json"
-_TRAINER_STATE = "trainer_state.json"
 
 
 @dataclass(slots=True)
@@ -44,6 +46,8 @@ class CheckpointExtras:
     """Goes into `ssd.json`."""
     files: dict[str, str] = field(default_factory=dict)
     """Text files by name."""
+    dtype: str = "float32"
+    """Precision of the saved weights."""
 
 
 class SSDTrainer(EngineTrainer):
@@ -260,16 +264,37 @@ class SSDTrainer(EngineTrainer):
             self.save_model(str(directory), _internal_call=True)
         if self.average is not None and self.is_world_process_zero():
             self.average.save_training_weights(directory)
+        if self._keeps_training_weights() and self.is_world_process_zero():
+            precision.save_training_weights(self.model, directory)
         self._save_optimizer_and_scheduler(str(directory))
         self._save_scaler(str(directory))
         self._save_rng_state(str(directory))
-        sums = json.dumps(self._sums.state())
+        sums = to_json(self._sums.state())
         (directory / f"{self.args.process_index}-{_SUMS}").write_text(sums, encoding="utf-8")
         if not self.is_world_process_zero():
             return
         # A pickle of the arguments would be code to whoever loads it; `config.yaml` says the same in text.
         (directory / "training_args.bin").unlink(missing_ok=True)
-        self.state.save_to_json(str(directory / _TRAINER_STATE))
+        self._write_texts(directory)
+
+    def rehearse_save(self) -> None:
+        """Save all but weights and moments into a scratch folder of the run; raises CheckpointError when that fails."""
+        self.store.rehearse(self._write_nothing)
+
+    def _write_nothing(self, directory: Path) -> None:
+        """Write what a checkpoint holds besides its large tensors, in whose place there is nothing."""
+        require_space(directory, self._checkpoint_bytes())
+        model: Any = self.model
+        model.save_pretrained(str(directory), state_dict={})
+        if self.processing_class is not None:
+            self.processing_class.save_pretrained(str(directory))
+        torch.save({}, directory / "optimizer.pt")
+        self._write_texts(directory)
+
+    def _write_texts(self, directory: Path) -> None:
+        """Write the trainer's state, the run's files and the record of a checkpoint."""
+        state = to_json(dataclasses.asdict(self.state), indent=2, sort_keys=True)
+        (directory / TRAINER_STATE).write_text(state + "\n", encoding="utf-8")
         for name, text in self.extras.files.items():
             (directory / name).write_text(text, encoding="utf-8")
         record = {
@@ -278,11 +303,27 @@ class SSDTrainer(EngineTrainer):
             "world_size": self.args.world_size,
             "step_samples": step_samples(self.args),
         }
-        (directory / RECORD).write_text(json.dumps(record, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        (directory / RECORD).write_text(to_json(record, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
+        """Write weights as the base does, in the precision the run saves in."""
+        if self.extras.dtype == "float32" or not self.args.should_save:
+            super()._save(output_dir, state_dict)
+            return
+        whole = self.model.state_dict() if state_dict is None else state_dict
+        dtype = precision.DTYPES[self.extras.dtype]
+        super()._save(output_dir, precision.narrowed(self.model, whole, dtype))
+        precision.note_dtype(Path(output_dir or self.args.output_dir), self.extras.dtype)
+
+    def _keeps_training_weights(self) -> bool:
+        """Tell whether a checkpoint needs float32 weights of its own: sharding engines keep theirs, an average too."""
+        sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
+        return self.extras.dtype != "float32" and not sharded and self.average is None
 
     def _checkpoint_bytes(self) -> int:
         """Estimate the size of a checkpoint: weights, two moments, and a sharding engine's own copy of the weights."""
-        copies = 4 if self.is_fsdp_enabled or self.is_deepspeed_enabled else 3
+        narrow = self.extras.dtype != "float32"
+        copies = 4 if self.is_fsdp_enabled or self.is_deepspeed_enabled or narrow else 3
         sizes = (getattr(p, "ds_numel", p.numel()) * p.element_size() for p in self.model.parameters())
         return copies * sum(sizes)
 
@@ -300,10 +341,12 @@ class SSDTrainer(EngineTrainer):
         """Restore what the base class does not: sums of an unfinished log line, and a validation that was cut off."""
         if self.average is not None:
             self.average.restore(checkpoint)
+        else:
+            precision.restore_training_weights(self.model, checkpoint)
         rank, files = self.args.process_index, rank_files(checkpoint, _SUMS)
         elastic = len(files) != self.args.world_size
         for file in files if elastic else files[rank : rank + 1]:
-            sums = json.loads(file.read_text(encoding="utf-8"))
+            sums = from_json(file.read_text(encoding="utf-8"))
             if elastic and rank > 0:  # the first takes what all had; the others need the names
                 sums = {name: [0.0, 0.0] for name in sums}
             self._sums.load(sums, self.args.device)

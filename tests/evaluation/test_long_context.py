@@ -100,6 +100,10 @@ def test_prefilled_rows_are_kept_for_later_runs(
         prefill_once(target, other, tmp_path / "rows")
     with pytest.raises(pytest.fail.Exception):
         prefill_once(Target.of(_twin := tiny_model(seed=1)), prompt, tmp_path / "rows")
+    with torch.no_grad():
+        _model.get_parameter("model.layers.1.mlp.down_proj.weight").view(-1)[-1] += 1
+    with pytest.raises(pytest.fail.Exception):
+        prefill_once(target, prompt, tmp_path / "rows")
 
 
 def test_peak_memory_sees_what_is_gone_again() -> None:

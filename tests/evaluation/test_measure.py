@@ -12,6 +12,7 @@ import torch
 from ssd_infer.corpus import Task
 from ssd_infer.engine.stats import Stats
 from ssd_infer.evaluation.bench import split_units
+from ssd_infer.evaluation.bootstrap import Ratio
 from ssd_infer.evaluation.budget import Budget, Deadline
 from ssd_infer.evaluation.contenders import Contender, Decoded, Kind, Prompts, Sampling, one_line
 from ssd_infer.evaluation.losslessness import LosslessResult
@@ -24,7 +25,13 @@ from ssd_infer.evaluation.measure import (
     measure,
 )
 from ssd_infer.evaluation.section import stand_in
-from ssd_infer.evaluation.summary import baseline_row, scoreboard, share_plain, strategy_row
+from ssd_infer.evaluation.summary import (
+    baseline_row,
+    measured_noise,
+    scoreboard,
+    share_plain,
+    strategy_row,
+)
 from ssd_infer.evaluation.verdict import verdict
 
 CPU = torch.device("cpu")
@@ -266,11 +273,25 @@ def test_no_interval_is_narrower_than_what_plain_decoding_shows_against_itself()
     assert bare == pytest.approx([1.05, 1.05])
     row = row_of("early_exit", found, contenders)
     low, high = row["speed"]["ci95"]
-    assert low <= 1.05 * (1 - board.noise) < 1.0
-    assert high >= 1.05 * (1 + board.noise)
+    assert low <= 1.05 / (1 + board.noise) + 1e-9
+    assert high >= 1.05 * (1 + board.noise) - 1e-9
+    assert low < 1.0
     assert verdict([row], [], [])["best_strategy"] is None
     listed = baseline_row(contenders[1], board)["extra"]["again"]
     assert (listed["of"], listed["noise"]) == ("ssd_plain", board.noise)
+
+
+@pytest.mark.parametrize(
+    ("ci95", "noise"), [([0.98, 1.01], 1 / 0.98 - 1), ([0.25, 1.5], 3.0), ([1.02, 1.1], 0.1), (None, None)]
+)
+def test_noise_is_a_factor_so_that_no_interval_goes_below_zero(
+    ci95: list[float] | None, noise: float | None
+) -> None:
+    found = measured_noise(Ratio(1.0, ci95))
+    assert found == pytest.approx(noise) if noise else found is None
+    low, high = Ratio(1.2, [1.1, 1.3]).at_least(noise or 0.0).ci95 or [0.0, 0.0]
+    assert 0 < low <= min(1.1, 1.2 / (1 + (noise or 0.0)))
+    assert high >= 1.2 * (1 + (noise or 0.0))
 
 
 def test_a_row_wider_than_ten_percent_is_too_short_to_tell() -> None:

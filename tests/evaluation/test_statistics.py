@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ssd_infer.engine.stats import Stats
-from ssd_infer.evaluation.bootstrap import Totals, speed_ratio
+from ssd_infer.evaluation.bootstrap import Totals, small_sample_factor, speed_ratio
 from ssd_infer.evaluation.budget import Budget, OutOfTime, deal, stopping
 from ssd_infer.evaluation.cost_model import Cost, Counted, measured_cost, predicted_speedup
 from ssd_infer.evaluation.repetition import distinct_n, longest_repeat, repetition
@@ -181,6 +181,28 @@ def test_a_ratio_of_totals_takes_its_interval_over_blocks_too() -> None:
     assert seeing is not None
     assert seeing[1] - seeing[0] > 2 * (blind[1] - blind[0])
     assert seeing == speed_ratio(shifted, theirs).ci95
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 6, 11, 31])
+def test_few_prompts_widen_an_interval_as_student_says(count: int) -> None:
+    t_table = {2: 12.706, 3: 4.303, 4: 3.182, 6: 2.571, 11: 2.228, 31: 2.042}
+    wanted = t_table[count] / 1.96 * (count / (count - 1)) ** 0.5
+    assert small_sample_factor(count) == pytest.approx(wanted, rel=0.005)
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_a_few_prompts_on_a_loaded_machine_prove_nothing(count: int) -> None:
+    """Two contenders that are the same, on a machine whose calls take 1 to 2 seconds by chance."""
+    numbers, claims = random.Random(7), 0
+    for _ in range(200):
+        pairs = [(numbers.uniform(1.0, 2.0), numbers.uniform(1.0, 2.0)) for _ in range(count)]
+        ours, theirs = (
+            [Totals(48, pair[side], place) for place, pair in enumerate(pairs)] for side in (0, 1)
+        )
+        ci95 = speed_ratio(ours, theirs).ci95
+        assert ci95 is not None
+        claims += ci95[0] > 1.0
+    assert claims / 200 <= 0.06
 
 
 def test_a_prompt_repeated_in_other_blocks_is_still_one_prompt() -> None:

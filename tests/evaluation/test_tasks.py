@@ -57,17 +57,17 @@ def test_held_out_windows_are_test_text() -> None:
 
 
 def test_file_prompts_as_text_ids_and_paragraphs(tmp_path: Path) -> None:
-    lines = [{"prompt": "abc"}, {"text": "de"}, {"ids": [7, 8, 9]}]
+    lines = [{"prompt": "abc"}, {"text": "de"}, {"ids": [7, 8, 9]}, {"prompt": [4, 5, 6]}]
     path = tmp_path / "p.jsonl"
     path.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
     task = build_tasks([f"file:{path}"], Letters(), 9, 2, seed=0)[0]
-    assert task.prompts == [[98, 99], [100, 101], [8, 9]]
+    assert task.prompts == [[98, 99], [100, 101], [8, 9], [5, 6]]
     plain = tmp_path / "p.txt"
     plain.write_text("ab\n\ncd\n")
     assert [text_of(p).strip() for p in build_tasks([f"file:{plain}"], Letters(), 1, 9, 0)[0].prompts] == [
         "ab"
     ]
-    assert calibration_prompts([task], Letters(), 2, 2) == [[8, 9], [100, 101]]
+    assert calibration_prompts([task], Letters(), 3, 2) == [[5, 6], [8, 9], [100, 101]]
 
 
 @pytest.mark.parametrize(

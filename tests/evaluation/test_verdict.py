@@ -112,6 +112,21 @@ def test_losing_to_prompt_lookup_is_said_overall_and_by_task() -> None:
     assert verdict([row("early_exit", 1.5)], [peer(1.2)], [])["warnings"] == []
 
 
+def test_a_loss_inside_the_noise_is_no_loss() -> None:
+    close, brief = row("early_exit", 1.5), peer(1.7)
+    close["extra"]["noise"] = 0.2
+    assert verdict([close], [peer(1.7)], [])["warnings"] == []
+    close["extra"]["noise"] = 0.1
+    assert len(verdict([close], [peer(1.7)], [])["warnings"]) == 1
+    brief["extra"]["too_short_to_tell"] = True
+    assert verdict([close], [brief], [])["warnings"] == []
+
+
+def test_loops_win_nothing_where_sampling_was_measured_and_lost() -> None:
+    looping, sampled = row("early_exit", 1.9, distinct=0.3), row("early_exit:t1", 0.9)
+    assert verdict([looping, sampled], [], [])["best_strategy"] is None
+
+
 def test_sampling_rows_are_held_against_sampled_lookup() -> None:
     sampled = peer(1.7) | {"name": "prompt_lookup:t1"}
     found = verdict([row("early_exit", 1.9), row("early_exit:ngram:t1", 1.5)], [peer(1.2), sampled], [])

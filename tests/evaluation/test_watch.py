@@ -122,3 +122,15 @@ def test_reports_join_the_tracking_run_of_the_training(
     # Online, a run has one writer: both reports wait for the end of the training.
     assert opened == [("abc", "online", "allow")]
     assert not watch.follower.pending
+
+
+def test_what_is_only_called_like_a_checkpoint_is_not_evaluated(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", [], last=12)
+    for name, step in (("step-12", 5), ("step-5", 5), ("step-007", 7), ("step-²", 2)):
+        folder = run.directory / "checkpoints" / name
+        folder.mkdir(parents=True)
+        (folder / "ssd.json").write_text(json.dumps({"step": step}))
+    watch = run.watch(watch_idle_minutes=3)
+    assert not watch.over(), "a renamed copy is no end of the training"
+    watch.run(run.sleep, lambda: run.time)
+    assert run.seen == ["step-5"]

@@ -17,12 +17,14 @@ from safetensors.torch import load_file, save_file
 import ssd_infer
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import CheckpointError, ConfigError, OutputError
+from ssd_infer.evaluation.prefilled import prefill_once
 from ssd_infer.offload.files import DENSE, EXPERTS, INDEX
 from ssd_infer.offload.layout import moe_layers
 from ssd_infer.offload.offload import evaluation_model, load_offloaded, make_store, offload_to_memory
 from ssd_infer.offload.policies import POLICIES, belady_loads, replay
 from ssd_infer.offload.resident import ResidentSet
 from ssd_infer.offload.store import DiskStore, reserve
+from ssd_infer.strategies.skip_layers.saved_search import circumstances
 from tests.conftest import build_model
 from tests.experts.support import EXPERTS as E
 from tests.experts.support import FAMILIES, TOP_K, build_moe, greedy, offloaded, stored
@@ -440,3 +442,35 @@ def test_readers_stop_with_the_set_they_read_for(store: tuple[Path, list[list[in
         if thread.name.startswith("ssd-experts"):
             thread.join(5)
     assert not [t for t in threading.enumerate() if t.name.startswith("ssd-experts") and t.is_alive()]
+
+
+@pytest.mark.parametrize(
+    ("draft", "params"), [("skip_set", {}), ("skip_set+bayes", {"search_seconds": 0.2}), ("swift", {})]
+)
+def test_drafts_that_search_do_so_with_experts_on_disk(
+    store: tuple[Path, list[list[int]]], draft: str, params: dict[str, Any]
+) -> None:
+    """What identifies a model for a saved search must not read weights that are not in memory."""
+    folder, expected = store
+    loaded, _ = offloaded(folder)
+    out = ssd_infer.generate(loaded, ROWS, draft=draft, draft_params=params, max_new_tokens=16)
+    assert out.sequences == expected
+
+
+def test_a_saved_search_belongs_to_the_experts_it_was_made_with(tmp_path: Path) -> None:
+    found = []
+    for seed in (0, 1):
+        stored(tmp_path / str(seed), seed=seed)
+        loaded, _ = offloaded(tmp_path / str(seed))
+        found.append(circumstances(Target.of(loaded.model), do_sample=False))
+    assert found[0]["experts"] != found[1]["experts"]
+    assert found[0]["weights"] != found[1]["weights"]
+
+
+def test_a_prefilled_row_of_a_model_with_experts_on_disk_is_found_again(
+    store: tuple[Path, list[list[int]]], tmp_path: Path
+) -> None:
+    loaded, _ = offloaded(store[0])
+    first, again = (prefill_once(Target.of(loaded.model), ROWS[0], tmp_path) for _ in range(2))
+    assert first.first == again.first
+    assert torch.equal(first.slots, again.slots)

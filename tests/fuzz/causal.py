@@ -23,6 +23,8 @@ from tests.fuzz.parameters import parameters
 from tests.fuzz.tally import Tally
 
 __all__ = ["Case", "Spec", "show"]
+ENDS: tuple[tuple[str, ...], ...] = ((), ("eos",), (), ("stop",), ("eos", "stop"))
+"""What may end a row before its budget does."""
 BATCHES = (2, 1, 2, 3, 3, 4, 5, 6)
 FORMS = ("tensors", "lists", "left", "right", "hf", "turns")
 """Rows as tensors or lists, a table padded left or right with its mask, transformers' `generate`, a stream of turns."""
@@ -55,12 +57,18 @@ class Found:
 
 
 @st.composite
-def cases(draw: DrawFn, name: str | None, variants: range) -> Case:
-    """Draw a call of strategy `name` (None: plain decoding) on a model of `variants` that it applies to."""
+def cases(draw: DrawFn, name: str | None, variants: range, open_ended: bool = False) -> Case:
+    """Draw a call of strategy `name` (None: plain decoding) on a model of `variants` that it applies to.
+
+    `open_ended` leaves out some parameters, or all, so that the strategy has to settle them.
+    """
     strategy = None if name is None else drafts.get(name)
     model = draw(st.sampled_from(families_for(strategy, variants)))
     params = {} if strategy is None else draw(parameters(strategy.Params, built(model).scope))
     built(model).prepare([prompt_of(row) for row in pool(model)])
+    if open_ended:
+        given = draw(st.sets(st.sampled_from(sorted(params)))) | {"search_seconds"}
+        params = {key: value for key, value in params.items() if key in given}
     count = draw(st.sampled_from(BATCHES))
     rows = tuple(draw(st.sampled_from(pool(model))) for _ in range(count))
     reach = sum(params.get(key, 4) for key in ("gamma", "copy") if isinstance(params.get(key, 4), int))
@@ -83,9 +91,11 @@ def _ends(
     """Draw ids and sequences that end rows, of those that really occur in what the rows decode to."""
     texts = [model.reference(prompt_of(row)).text[:budget] for row in rows]
     place = st.tuples(st.integers(0, len(texts) - 1), st.integers(0, budget - 1))
-    eos = [texts[row][at] for row, at in draw(st.lists(place, max_size=2))] if draw(st.booleans()) else []
-    stops = []
-    if draw(st.booleans()) and draw(st.booleans()):
+    kinds = draw(st.sampled_from(ENDS))
+    eos, stops = [], []
+    if "eos" in kinds:
+        eos = [texts[row][at] for row, at in draw(st.lists(place, min_size=1, max_size=2))]
+    if "stop" in kinds:
         for row, at in draw(st.lists(place, min_size=1, max_size=2)):
             stops.append(texts[row][at : at + draw(st.integers(1, 3))])
     return tuple(dict.fromkeys(eos)), tuple(stops)
@@ -281,6 +291,20 @@ def arm(name: str | None) -> Arm:
         return cases(name, variants)
 
     return Arm(name or "plain", drawn, check, judged=judged)
+
+
+def auto_arm(name: str) -> Arm:
+    """Return the arm of a strategy that settles parameters by itself; it may settle for plain decoding."""
+
+    def drawn(variants: range) -> SearchStrategy[Case]:
+        return cases(name, variants, open_ended=True)
+
+    return Arm(f"auto {name}", drawn, check, share=0.01, judged=False)
+
+
+def auto_arms() -> list[Arm]:
+    """Return an arm that calibrates, searches and races, which takes seconds a case, for every registered strategy."""
+    return [auto_arm(name) for name in drafts.registry()]
 
 
 def arms() -> list[Arm]:

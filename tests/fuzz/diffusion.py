@@ -218,7 +218,7 @@ def arm(name: str) -> Arm:
     def drawn(variants: range) -> SearchStrategy[Case]:
         return cases(name, variants)
 
-    return Arm(f"fewer_steps {name}", drawn, check, share=0.5)
+    return Arm(f"fewer_steps {name}", drawn, check)
 
 
 def arms() -> list[Arm]:

@@ -164,7 +164,7 @@ def arm(name: str) -> Arm:
     def drawn(variants: range) -> SearchStrategy[Case]:
         return cases(name, variants)
 
-    return Arm(f"law {name}", drawn, check, share=0.1)
+    return Arm(f"law {name}", drawn, check, share=0.08)
 
 
 def arms() -> list[Arm]:

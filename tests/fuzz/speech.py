@@ -225,7 +225,7 @@ def arm(name: str) -> Arm:
     def drawn(variants: range) -> SearchStrategy[Case]:
         return cases(name, variants)
 
-    return Arm(f"speech {name}", drawn, check, share=0.3, judged=judged)
+    return Arm(f"speech {name}", drawn, check, share=0.2, judged=judged)
 
 
 def arms() -> list[Arm]:

@@ -69,7 +69,15 @@ def test_a_strategy_from_outside_is_reported_and_compared(
     python: Path, checkpoint: Path, tmp_path: Path
 ) -> None:
     tasks = f"tasks=[file:{checkpoint / 'prompts.jsonl'}]"
-    size = ("samples=2", "repeats=1", "max_new_tokens=12", "grid=false", "max_minutes=1", "temperatures=[0]", "peers=false")
+    size = (
+        "samples=2",
+        "repeats=1",
+        "max_new_tokens=12",
+        "grid=false",
+        "max_minutes=1",
+        "temperatures=[0]",
+        "peers=false",
+    )
     asked = (
         "-m",
         "ssd_infer",

@@ -17,6 +17,13 @@ from tests.infer.test_exactness import prompts
 from tests.infer.test_skip_swift import FREELY, prepare
 
 PER_TURN = 14
+SPARSE: dict[str, Any] = {
+    "selector": "pillar",
+    "ratio": 0.5,
+    "min_budget": 4,
+    "gamma": 3,
+    "cold_start": "prompt",
+}
 WAYS: list[tuple[str | None, dict[str, Any]]] = [
     (None, {}),
     ("skip_set", {"skip_attention": [1, 2], "skip_mlp": [3], "gamma": 4, "confidence": 0.0}),
@@ -24,6 +31,10 @@ WAYS: list[tuple[str | None, dict[str, Any]]] = [
     ("swift", FREELY),
     ("early_exit+del", {"guard": 0.5}),
     ("early_exit", {"exit_layer": 2, "gamma": 3, "confidence": 0.0}),
+    ("early_exit+ngram", {"exit_layer": 2, "gamma": 3, "confidence": 0.0}),
+    ("ngram", {}),
+    ("sparse_attention", SPARSE | {"phases": "lockstep"}),
+    ("sparse_attention", SPARSE | {"phases": "balanced"}),
 ]
 
 

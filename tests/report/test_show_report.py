@@ -16,7 +16,7 @@ SCRIPT = runpy.run_path(str(Path(__file__).resolve().parents[2] / "scripts" / "s
 def test_the_highest_step_is_shown_and_copies_are_passed_over(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("step-9", "step-10", "step-280.bak"):
+    for name in ("step-9", "step-10", "step-280.bak", "step-0300", "step-²"):
         write_report(sample_report(), tmp_path / "reports" / name)
     assert SCRIPT["main"]([str(tmp_path)]) == 0
     assert "step-10/report.html" in capsys.readouterr().out

@@ -55,12 +55,15 @@ def test_interrupted_write_leaves_the_old_file_and_no_litter(
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_not_a_number_is_refused(tmp_path: Path) -> None:
+def test_not_a_number_is_null_with_a_reason_or_refused_by_name(tmp_path: Path) -> None:
     report = sample_report()
     report["quality"]["loss"] = float("nan")
-    with pytest.raises(ValueError, match="Out of range float"):
-        write_report(report, tmp_path)
-    assert not (tmp_path / "report.json").exists()
+    quality = json.loads(write_report(report, tmp_path / "a").read_text())["quality"]
+    assert (quality["loss"], quality["nonfinite"]) == (None, {"loss": "NaN"})
+    report["baselines"][0]["seconds"] = float("nan")
+    with pytest.raises(ReportError, match=r"baselines\[0\]"):
+        write_report(report, tmp_path / "b")
+    assert not (tmp_path / "b").exists()
 
 
 @pytest.mark.parametrize(

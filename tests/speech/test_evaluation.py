@@ -20,7 +20,7 @@ from ssd_infer.families.speech.utterances import Utterance, save_utterances
 from ssd_infer.models.asr_processor import ASRFeatureExtractor, CTCASRProcessor, character_tokenizer
 from ssd_infer.report.html import render_html
 from ssd_infer.report.markdown import render_markdown
-from ssd_infer.report.rows import exit_code, headline
+from ssd_infer.report.rows import exit_code, gains, headline, noise_rows
 from ssd_infer.report.write import read_report
 from ssd_infer.strategies.ctc_draft.saved_thresholds import thresholds_of
 from tests.speech.support import MELS, tiny_asr
@@ -85,9 +85,22 @@ def test_the_lossless_row_passes_and_wins(report: dict[str, Any]) -> None:
         assert rows[name]["lossless"]["verdict"] == "pass"
         assert rows[name]["extra"]["speech"]["wer"] == report["baselines"][0]["extra"]["speech"]["wer"]
         assert rows[name]["extra"]["speech"]["exact_match"] == 1.0
-    assert report["verdict"]["best_strategy"] == "ctc_draft:lossless"
+    sure = gains(rows["ctc_draft:lossless"])
+    assert report["verdict"]["best_strategy"] == ("ctc_draft:lossless" if sure else None)
     assert exit_code(report) == 0
     assert "word error rate" in headline(report)
+
+
+def test_plain_decoding_is_measured_against_itself_at_every_batch_size(report: dict[str, Any]) -> None:
+    found = {row["name"]: row["extra"]["again"] for row in noise_rows(report)}
+    assert {name: facts["of"] for name, facts in found.items()} == {
+        "ar_greedy:again": "ar_greedy",
+        "ar_greedy:again:b8": "ar_greedy:b8",
+    }
+    row = next(row for row in report["strategies"] if row["name"] == "ctc_draft:lossless")
+    noise = found["ar_greedy:again"]["noise"]
+    assert row["extra"]["noise"] == noise
+    assert row["speed"]["ci95"][1] >= row["speed"]["speedup"] * (1 + noise) - 1e-9
 
 
 def test_thresholds_in_nats_and_relative_to_the_vocabulary(report: dict[str, Any], run: Path) -> None:

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import errno
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ssd_infer.checkpoint.manifest import damage
+from ssd_infer.checkpoint.manifest import damage, read_record
 from ssd_infer.errors import CheckpointError
 from ssd_infer.report.write import write_report
-from ssd_train.runs.checkpoints import CheckpointStore, require_space
+from ssd_train.distributed.engine_trainer import rank_files
+from ssd_train.runs.checkpoints import CheckpointStore, require_space, seal
 from tests.report.sample import measured_row, sample_report
 
 
 def write(directory: Path) -> None:
+    step = int(directory.name.rpartition("-")[2])
     (directory / "weights.bin").write_bytes(b"12345678")
-    (directory / "ssd.json").write_text('{"step": 0}')
+    (directory / "ssd.json").write_text(json.dumps({"step": step}))
+    (directory / "trainer_state.json").write_text(json.dumps({"global_step": step}))
 
 
 def save(store: CheckpointStore, step: int, tau: float | None = None, loss: float = 1.0) -> None:
@@ -191,3 +195,87 @@ def test_a_report_without_a_sure_gain_makes_no_best(tmp_path: Path, changes: dic
     assert store.best_facts()["metric"] == "tau_sim"
     (tmp_path / "reports" / "step-2" / "report.json").write_text("{")
     assert store.mark_best() == store.path(1)
+
+
+STRANGE = ("step-007", "step-²", "step-٣", "step-", "step-+5", "step-1_0", "step-3.bak", "step--1")
+
+
+def test_only_names_that_rebuild_to_themselves_count(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = CheckpointStore(tmp_path, 1)
+    for name in STRANGE:
+        (store.directory / name).mkdir(parents=True)
+    assert store.latest() is None
+    for step in (3, 7, 10):
+        save(store, step, 2.0)
+    assert store.steps() == [10]
+    assert store.latest() == store.path(10)
+    assert {path.name for path in store.directory.iterdir()} == {*STRANGE, "step-10"}
+    for name in STRANGE:
+        assert f"{store.directory / name}: its name is not one" in caplog.text
+
+
+def test_a_renamed_copy_is_not_believed_and_not_destroyed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = CheckpointStore(tmp_path, 0)
+    for step, tau in ((10, 1.0), (20, 9.0)):
+        save(store, step, tau)
+    shutil.copytree(store.path(20), store.path(30))
+    shutil.copytree(store.path(20), store.path(5))
+    assert store.steps() == [10, 20]
+    assert store.latest() == store.best() == store.path(20)
+    assert f"{store.path(30)}: it holds step 20, so it is a renamed copy" in caplog.text
+    save(store, 30, 1.0)
+    assert store.latest() == store.path(30)
+    assert read_record(store.directory / "foreign-step-30")["step"] == 20
+    assert read_record(store.path(5))["step"] == 20
+
+
+def test_the_state_training_goes_on_from_must_agree_as_well(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, 0)
+    save(store, 10)
+    save(store, 20)
+    (store.path(20) / "trainer_state.json").write_text('{"global_step": 10}')
+    seal(store.path(20))
+    assert store.latest() == store.path(10)
+
+
+def test_a_run_whose_only_checkpoint_was_renamed_does_not_begin_anew_without_a_word(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, 0)
+    save(store, 20)
+    store.path(20).rename(store.path(30))
+    with pytest.raises(CheckpointError, match="step-30: it holds step 20"):
+        store.latest()
+    store.path(30).rename(store.directory / "step-020")
+    with pytest.raises(CheckpointError, match="step-020: its name is not one"):
+        store.latest()
+
+
+def test_a_file_in_a_checkpoints_place_is_moved_aside(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, 0)
+    store.directory.mkdir()
+    store.path(1).write_text("notes")
+    save(store, 1)
+    assert store.latest() == store.path(1)
+    assert (store.directory / "foreign-step-1").read_text() == "notes"
+
+
+def test_copies_of_a_ranks_file_are_not_counted(tmp_path: Path) -> None:
+    for name in ("0-s.json", "1-s.json", "10-s.json", "2-s.json", "00-s.json", "copy-s.json", "²-s.json"):
+        (tmp_path / name).touch()
+    assert [path.name for path in rank_files(tmp_path, "s.json")] == [
+        "0-s.json",
+        "1-s.json",
+        "2-s.json",
+        "10-s.json",
+    ]
+
+
+@pytest.mark.parametrize("content", ["[]", '{"files": []}', '"x"'])
+def test_a_manifest_of_another_shape_is_damage(tmp_path: Path, content: str) -> None:
+    store = CheckpointStore(tmp_path, 0)
+    save(store, 1)
+    (store.path(1) / "ssd_manifest.json").write_text(content)
+    assert damage(store.path(1)) == "has no readable ssd_manifest.json"

@@ -8,7 +8,8 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from types import SimpleNamespace
+from typing import Any
 
 import datasets
 import numpy as np
@@ -196,22 +197,28 @@ def test_a_saved_dataset_that_was_replaced_is_another(tmp_path: Path) -> None:
     assert found[0] != found[1]
 
 
-def test_a_streamed_hub_dataset_is_known_by_the_commit_of_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Files:
-        origin_metadata: ClassVar = [("org/name", "commit one")]
-
-    class Builder:
-        hash = "abc"
-        config = type("Config", (), {"data_files": {"train": Files}})
-
-    stream = datasets.Dataset.from_dict({"text": ["a", "b"]}).to_iterable_dataset()
-    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: stream)
-    monkeypatch.setattr(datasets, "load_dataset_builder", lambda *_: Builder)
-    cfg = HubTextConfig(name="org/name", streaming=True)
-    first = hub_source(cfg).fingerprint
-    assert hub_source(cfg).fingerprint == first
-    Files.origin_metadata = [("org/name", "commit two")]
-    assert hub_source(cfg).fingerprint != first
+@pytest.mark.parametrize("streaming", [True, False])
+def test_a_hub_dataset_is_known_by_its_commit(
+    streaming: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = datasets.Dataset.from_dict({"text": ["a", "b"]})
+    found = SimpleNamespace(hash="one")
+    given = rows.to_iterable_dataset() if streaming else rows
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: given)
+    monkeypatch.setattr(datasets, "load_dataset_builder", lambda *_, **__: found)
+    source = HubTextConfig(name="org/name", streaming=streaming)
+    first = hub_source(source).fingerprint
+    assert hub_source(source).fingerprint == first
+    cfg = replace(tiny_root(tmp_path, plain=True), data=source)
+    then = contents(cfg)
+    found.hash = "two"
+    assert hub_source(source).fingerprint != first
+    with pytest.raises(
+        ConfigError, match=r"^data\.name: .*with, commit one .*set data\.revision=one, choose"
+    ):
+        identity.check_same_contents(cfg, contents(cfg), then)
+    pinned = replace(cfg, data=replace(source, revision="one"))
+    assert identity.identity(pinned) == identity.identity(cfg)
 
 
 # -- a run that goes on -----------------------------------------------------------------------------------------------
@@ -297,7 +304,7 @@ def test_a_hub_model_is_known_by_its_commit(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("transformers.utils.hub.cached_file", lambda *_, **__: str(snapshot / "config.json"))
     (tmp_path / "long.txt").write_text("alpha")
     cfg = replace(text_run(tmp_path), model=HFModelConfig(name="org/name"))
-    assert contents(cfg)["model.name"] == "a" * 40
+    assert contents(cfg)["model.name"] == "commit " + "a" * 40
 
 
 def test_pairs_that_changed_are_refused_and_held_out_files_are_read(tmp_path: Path) -> None:
@@ -332,6 +339,13 @@ def test_a_checkpoint_of_an_earlier_version_goes_on_aloud(
     assert "set data.control_tokens=parse" in str(caught.value)
     old = replace(cfg, data=replace(cfg.data, add_bos=False, control_tokens="parse"))
     identity.check_same_run(old, saved)
+    heard = speech_root(tmp_path)
+    known = {key: value for key, value in identity.identity(heard).items() if key in saved or "rate" in key}
+    dropped = set(identity.identity(heard)) - set(known)
+    assert {"data.add_bos", "data.control_tokens"} <= dropped
+    with pytest.raises(ConfigError) as other:
+        identity.check_same_run(heard, known)
+    assert not {"data.add_bos", "data.control_tokens"} & {item.key for item in other.value.problems}
 
 
 def test_a_tokenizer_trained_by_an_earlier_version_is_kept_aloud(

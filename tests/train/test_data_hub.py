@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -55,17 +57,24 @@ def test_load_dataset_gets_what_the_configuration_says(monkeypatch: pytest.Monke
         return datasets.Dataset.from_dict({"body": ROWS})
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    all_texts(HubTextConfig(name="org/name", subset="en", split="train[:1%]", text_field="body"))
+    monkeypatch.setattr(datasets, "load_dataset_builder", lambda *_, **__: SimpleNamespace(hash="c0ffee"))
+    cfg = HubTextConfig(name="org/name", subset="en", split="train[:1%]", text_field="body")
+    all_texts(cfg)
     assert calls == [("org/name", "en", "train[:1%]", False)]
+    with pytest.raises(DataError, match="unexpected keyword argument 'revision'"):
+        all_texts(replace(cfg, revision="c0ffee"))
 
 
 def test_an_unreachable_dataset_is_one_error_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*args: Any, **kwargs: Any) -> None:
         raise ConnectionError("no route\nto host")
 
-    monkeypatch.setattr(datasets, "load_dataset", load)
-    with pytest.raises(DataError, match=r"data\.name: .*'org/name'.*no route to host.*HF_TOKEN"):
-        hub_source(HubTextConfig(name="org/name"))
+    for name in ("load_dataset_builder", "load_dataset"):
+        with monkeypatch.context() as patch:
+            patch.setattr(datasets, "load_dataset_builder", lambda *_, **__: SimpleNamespace(hash="c0ffee"))
+            patch.setattr(datasets, name, load)
+            with pytest.raises(DataError, match=r"data\.name: .*'org/name'.*no route to host.*HF_TOKEN"):
+                hub_source(HubTextConfig(name="org/name"))
 
 
 def test_a_missing_split_lists_those_there_are(on_disk: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import signal
 from dataclasses import replace
@@ -12,12 +13,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import Trainer
 
 from ssd_infer.errors import CheckpointError, ConfigError, DataError, SSDError
 from ssd_train import run
+from ssd_train.cli.validate import SCHEDULERS
 from ssd_train.config.schema import OptimConfig, Root, StdlibTextConfig
 from ssd_train.recipes.layerskip.settings import LayerSkipConfig
 from ssd_train.runs import checkpoints
+from ssd_train.runs.arguments import rate_share, training_arguments
+from ssd_train.runs.identity import check_same_run, identity
 from tests.train.support import in_processes, tiny_root, train_until_killed, with_train
 
 CLOCK = "seconds_per_step"
@@ -170,7 +175,46 @@ def test_a_run_can_be_made_longer_and_its_cadence_changed(
     run.train(with_train(cfg, max_steps=10, logging_steps=1, save_steps=1, eval_batches=1, keep_last=1))
     assert [line["step"] for line in curve(run_dir)][-3:] == [8, 9, 10]
     assert curve(run_dir)[:-2] == curve(whole)
-    assert "train.max_steps was 8 and is now 10" in caplog.text
+    assert "train.max_steps was 8 and is now 10: from step 8 on" in caplog.text
+    # Cosine with a warm-up of one step: at its end before, and 2 of 9 steps from its new end now.
+    after = 5e-3 * 0.5 * (1 + math.cos(math.pi * 7 / 9))
+    assert f"the learning rate goes from 0 to {after:.3g}, and layer dropout" in caplog.text
+
+
+def test_a_run_cannot_be_made_shorter_than_it_is(whole: Path, tmp_path: Path) -> None:
+    cfg, run_dir = copied(whole, tmp_path)
+    before = (run_dir / "config.yaml").read_bytes()
+    with pytest.raises(
+        ConfigError, match=r"train\.max_steps: must be at least 8, .*\(got 5\); set train.max_steps=8"
+    ):
+        run.train(with_train(cfg, max_steps=5))
+    assert (run_dir / "config.yaml").read_bytes() == before
+    assert checkpoints.CheckpointStore(run_dir, 0).steps() == [3, 6, 8]
+
+
+def test_the_end_of_a_run_may_come_earlier_than_planned(
+    whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cfg, run_dir = copied(whole, tmp_path)
+    shutil.rmtree(run_dir / "checkpoints" / "step-8")
+    cfg.optim = OptimConfig(name="muon")
+    check_same_run(cfg, identity(with_train(cfg, max_steps=20)), 6)
+    assert "the learning rate goes from 0.00419 to 0.000941" in caplog.text
+    assert "the learning rate of Muon goes from 0.0168 to 0.00377" in caplog.text
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_the_rate_said_is_the_rate_of_the_optimizer(tmp_path: Path, name: str) -> None:
+    cfg = tiny_root(tmp_path, max_steps=10, warmup_steps=0.2, lr_scheduler=name)
+    args = training_arguments(cfg, tmp_path)
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    trainer = Trainer(model=torch.nn.Linear(1, 1), args=args)
+    schedule = trainer.create_scheduler(10, optimizer)
+    for step in range(10):
+        assert schedule.get_last_lr()[0] == pytest.approx(rate_share(cfg.train, 10, step))
+        optimizer.step()
+        schedule.step()
 
 
 def test_resume_never_starts_anew_and_keeps_the_old_run(whole: Path, tmp_path: Path) -> None:

@@ -15,11 +15,13 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ssd_infer.checkpoint.provenance import command_line
+from ssd_infer.checkpoint.provenance import command_line, weights_sha256
 from ssd_infer.config.evaluation import EvalSettings
 from ssd_infer.errors import ConfigError, DataError, SSDError
 from ssd_train import run
 from ssd_train.config.schema import EvalConfig, HFModelConfig
+from ssd_train.runs import arguments
+from ssd_train.runs.arguments import on_device, training_arguments
 from tests.report.sample import sample_report
 from tests.train.support import tiny_root, with_train
 
@@ -113,8 +115,10 @@ def fake_evaluation(monkeypatch: pytest.MonkeyPatch, seen: list[EvalSettings], *
         if fail:
             raise SSDError("no prompts")
         out = Path(str(settings.out))
-        out.mkdir(parents=True)
-        (out / "report.json").write_text(json.dumps(sample_report()))
+        out.mkdir(parents=True, exist_ok=True)
+        report = sample_report()
+        report["identity"]["weights_sha256"] = weights_sha256(settings.checkpoint)
+        (out / "report.json").write_text(json.dumps(report))
         return {}
 
     monkeypatch.setattr("ssd_infer.evaluation.alone.evaluate_alone", evaluate)
@@ -140,6 +144,10 @@ def test_reports_are_written_where_promised(
     count = len(seen)
     run.train(cfg)
     assert len(seen) == count
+    report = done / "reports" / "step-4" / "report.json"
+    report.write_text(json.dumps(sample_report()))  # of other weights, under this checkpoint's name
+    run.train(cfg)
+    assert len(seen) == count + 1
 
 
 def test_a_failing_report_does_not_stop_the_training(
@@ -203,3 +211,28 @@ def test_a_device_that_is_not_there_is_refused_before_anything_is_written(
         with pytest.raises(ConfigError, match=r"dtype: needs an accelerator .*bfloat16"):
             run.train(replace(cfg, device=device))
     assert not cfg.run_dir.exists()
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu"])
+def test_bfloat16_needs_no_accelerator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    cfg = replace(tiny_root(tmp_path), dtype="bfloat16", device=device)
+    assert training_arguments(on_device(cfg), cfg.run_dir).use_cpu
+
+
+@pytest.mark.parametrize(("bf16", "key"), [(False, "dtype"), (True, None)])
+def test_auto_is_resolved_before_dtype_and_engine_are_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bf16: bool, key: str | None
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(arguments, "is_torch_bf16_gpu_available", lambda: bf16)
+    cfg = replace(tiny_root(tmp_path), dtype="bfloat16", device="auto")
+    if key is None:
+        assert on_device(cfg).device == "cuda"
+        with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES=1"):
+            on_device(replace(cfg, device="cuda:1"))
+        return
+    with pytest.raises(ConfigError, match=f"{key}: is nothing device=cuda can compute in"):
+        on_device(cfg)

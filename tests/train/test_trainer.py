@@ -14,9 +14,9 @@ from transformers import Trainer
 from ssd_infer.errors import SSDError
 from ssd_train.recipes.base import stack
 from ssd_train.recipes.registry import build
+from ssd_train.runs.arguments import training_arguments
 from ssd_train.runs.checkpoints import CheckpointStore
 from ssd_train.runs.metrics import MetricsFile
-from ssd_train.trainer.arguments import training_arguments
 from ssd_train.trainer.trainer import CheckpointExtras, SSDTrainer
 from tests.train.support import Samples, tiny_llama, tiny_root, tokens, with_train
 

@@ -18,6 +18,7 @@ from ssd_infer.evaluation.progress import quiet_libraries
 from ssd_infer.evaluation.speech.batches import exact_in_batches
 from ssd_infer.evaluation.speech.contest import Contender, Contest, cut_units, hold
 from ssd_infer.evaluation.speech.speech_rows import (
+    AGAIN,
     LOSSLESS,
     PLAIN,
     Board,
@@ -88,7 +89,7 @@ def line_up(trial: Trial, found: Calibration) -> list[Contender]:
     given = dict(trial.settings.draft_params) if wanted != "all" else {}
     paper, same = _thresholds(found.fastest(PAPER_INCREASE)), _thresholds(found.fastest(0.0))
     best = _thresholds(found.most_accurate())
-    contenders = [Contender(PLAIN, "baseline", None)]
+    contenders = [Contender(PLAIN, "baseline", None), Contender(AGAIN, "again", None)]
     contenders += [
         _contender(name, name, paper, given, trial) for name in VARIANTS if wanted in ("all", name)
     ]
@@ -116,7 +117,7 @@ def assemble(
         suffix = f":b{heat.contest.size}" if number else ""
         board = Board(heat.contest, trial.processor, trial.vocab_size, trial.settings.seed, suffix)
         for item in heat.contenders:
-            if item.kind == "baseline":
+            if item.kind in ("baseline", "again"):
                 baselines.append(baseline_row(item, board))
             elif item.kind == "peer":
                 peers.append(peer_row(item, board))

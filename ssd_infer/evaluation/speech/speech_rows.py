@@ -7,15 +7,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ssd_infer.evaluation.bootstrap import Ratio
 from ssd_infer.evaluation.losslessness import LosslessResult, judge_greedy
 from ssd_infer.evaluation.repetition import repetition
 from ssd_infer.evaluation.speech.contest import Contender, Contest
 from ssd_infer.evaluation.speech.speech_figures import Figures
 from ssd_infer.evaluation.stream import both
+from ssd_infer.evaluation.summary import measured_noise
 from ssd_infer.strategies.registry import group_of
 
 PLAIN = "ar_greedy"
 LOSSLESS = "ctc_draft:lossless"
+AGAIN = PLAIN + ":again"
+"""Plain decoding a second time: how far the two seem apart is the noise of the report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,17 @@ class Board:
     seed: int
     suffix: str
     """What row names carry: nothing for the first batch size, else for instance `:b8`."""
+
+    @property
+    def noise(self) -> float | None:
+        """How far plain decoding is from itself with 95 %; None where it was not measured twice."""
+        if AGAIN not in self.contest.runs or PLAIN not in self.contest.runs:
+            return None
+        return measured_noise(self.contest.ratio(AGAIN, PLAIN, self.seed))
+
+    def ratio(self, name: str, task: str | None = None) -> Ratio:
+        """Return the speedup of `name` over plain decoding; its interval is no narrower than the noise."""
+        return self.contest.ratio(name, PLAIN, self.seed, task=task).at_least(self.noise or 0.0)
 
     def figures(self, name: str) -> Figures:
         """Return the figures of one contender."""
@@ -78,8 +93,19 @@ def baseline_row(item: Contender, board: Board) -> dict[str, Any]:
         "tokens_per_second": mine.tokens() / seconds,
         "seconds": seconds,
         "tokens": mine.tokens(),
-        "extra": {"speech": board.speech(item.name), "fastest": True},
+        "extra": _again(board)
+        if item.kind == "again"
+        else {"speech": board.speech(item.name), "fastest": True},
     }
+
+
+def _again(board: Board) -> dict[str, Any]:
+    """Return what plain decoding measured against itself shows."""
+    if PLAIN not in board.contest.runs:
+        return {"reason": "plain decoding did not run"}
+    ratio = board.contest.ratio(AGAIN, PLAIN, board.seed)
+    facts = {"of": PLAIN + board.suffix, "speedup": ratio.value, "ci95": ratio.ci95, "noise": board.noise}
+    return {"again": facts}
 
 
 def peer_row(item: Contender, board: Board) -> dict[str, Any]:
@@ -89,7 +115,7 @@ def peer_row(item: Contender, board: Board) -> dict[str, Any]:
         reason = item.failure or "no plain decoding ran"
         return row | {"verdict": "not_run", "extra": {"reason": reason}}
     mine, same = board.figures(item.name), board.equality(item.name)
-    ratio = board.contest.ratio(item.name, PLAIN, board.seed)
+    ratio = board.ratio(item.name)
     return row | {
         "tokens_per_second": mine.tokens() / sum(run.wall for run in mine.runs),
         "speedup": ratio.value,
@@ -97,10 +123,11 @@ def peer_row(item: Contender, board: Board) -> dict[str, Any]:
         "extra": {
             "speech": board.speech(item.name),
             "ci95": ratio.ci95,
+            "too_short_to_tell": ratio.too_short,
             "against": PLAIN + board.suffix,
             "detail": same.detail,
             "per_task": [
-                {"name": task, "speedup": board.contest.ratio(item.name, PLAIN, board.seed, task=task).value}
+                {"name": task, "speedup": board.ratio(item.name, task).value}
                 for task in board.contest.tasks()
             ],
         },
@@ -113,7 +140,7 @@ def strategy_row(
     """Return the row of a draft that ran; `exact` is what decodings beside the timed ones found."""
     mine, same = board.figures(item.name), board.equality(item.name)
     same = same if exact is None else both(same, exact)
-    ratio, pooled, work = board.contest.ratio(item.name, PLAIN, board.seed), mine.acceptance(), mine.work()
+    ratio, pooled, work = board.ratio(item.name), mine.acceptance(), mine.work()
     pairs = zip(pooled.per_position_accepted, pooled.per_position_drafted, strict=True)
     claimed = item.name == LOSSLESS
     return {
@@ -154,6 +181,8 @@ def strategy_row(
             "draft": item.method,
             "repetition": repetition([row.tokens for _, row in mine.rows()]),
             "fell_back_to_plain": False,
+            "noise": board.noise,
+            "too_short_to_tell": ratio.too_short,
             "seconds": mine.seconds(),
             "speech": board.speech(item.name) | _relative(item, board.vocab_size),
             **more,
@@ -205,7 +234,7 @@ def _predicted(item: Contender, board: Board) -> float | None:
 
 
 def _per_task(item: Contender, board: Board, task: str) -> dict[str, Any]:
-    ratio = board.contest.ratio(item.name, PLAIN, board.seed, task=task)
+    ratio = board.ratio(item.name, task)
     mine = board.figures(item.name)
     runs = [run for run in mine.runs if run.unit.task == task]
     stats = [row.stats for run in runs for row in run.decoded.rows]

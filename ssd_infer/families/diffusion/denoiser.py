@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ssd_infer.checkpoint.kinds import kind_of
 from ssd_infer.engine.kernels.products import product_view
 from ssd_infer.engine.model_view import ModelView, cache_keyword, evaluating
-from ssd_infer.engine.positions import varying_rope
+from ssd_infer.engine.positions import loose_copy, switches, table_shift, varying_rope
 from ssd_infer.errors import ConfigError, Problem, UnsupportedModelError
 
 _PROBE = 24
@@ -56,9 +56,13 @@ class Denoiser(ModelView):
     def rotary(self, length: int) -> tuple[Tensor, Tensor]:
         """Return the tables `(length, D)` of cosines and sines for positions from 0 on."""
         positions = torch.arange(length, device=self.device)[None]
-        probe = torch.empty(0, dtype=self.dtype, device=self.device)
-        cos, sin = self._rotary(probe, position_ids=positions)
+        cos, sin = self._tables(self._rotary, positions)
         return cos[0], sin[0]
+
+    def _tables(self, rotary: Any, positions: Tensor) -> tuple[Tensor, Tensor]:
+        probe = torch.empty(0, dtype=self.dtype, device=self.device)
+        found: tuple[Tensor, Tensor] = rotary(probe, position_ids=positions)
+        return found
 
     def run(
         self, ids: Tensor, positions: Tensor, tables: tuple[Tensor, Tensor], mask: Tensor | None, cache: Any
@@ -101,9 +105,20 @@ class Denoiser(ModelView):
         if (reason := varying_rope(config, self._rotary)) is not None:
             raise UnsupportedModelError(f"this diffusion backbone cannot be decoded block by block: {reason}")
 
+    def _check_tables(self) -> None:
+        """Raise UnsupportedModelError where the rotary table of a position depends on the rest of the canvas."""
+        rotary, places = loose_copy(self._rotary), switches(cast(Any, self.model).model.config)
+        shift = table_shift(lambda at: self._tables(rotary, at), places, self.device)
+        if not shift <= max(1e-5, torch.finfo(self.dtype).eps):
+            raise UnsupportedModelError(
+                "this diffusion backbone cannot be decoded block by block: its rotary embeddings of a position depend "
+                f"on the other positions of a pass (they differ by {shift:.1e})"
+            )
+
     @torch.inference_mode()
     def _check_exact(self) -> None:
         """Compare this view with the model's own forward on a short canvas; it must be the same function."""
+        self._check_tables()
         model: Any = self.model
         block = self.config.block_size if self.block_causal else 0
         ids = torch.arange(_PROBE, device=self.device)[None] % self.vocab_size

@@ -6,7 +6,6 @@ finds them there: `dev` sets thresholds, all others are measured.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import Tensor
 from ssd_infer.corpus.textfiles import read_objects
 from ssd_infer.errors import DataError
 from ssd_infer.families.speech.audio import AudioError, read_audio
+from ssd_infer.jsonio import to_json
 
 FILE = "manifest.jsonl"
 FOLDER = "heldout"
@@ -85,7 +85,7 @@ def save_utterances(folder: Path, utterances: Iterable[Utterance], rate: int) ->
     for index, item in enumerate(utterances):
         name = f"{index:05d}.wav"
         soundfile.write(folder / name, item.samples.numpy().astype(np.float32), rate, subtype="PCM_16")
-        lines.append(json.dumps({"audio": name, "text": item.text, **item.more}, ensure_ascii=False))
+        lines.append(to_json({"audio": name, "text": item.text, **item.more}))
     (folder / FILE).write_text("".join(f"{line}\n" for line in lines), "utf-8")
     return folder / FILE
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from ssd_infer.checkpoint.content import weights_digest
+from ssd_infer.jsonio import from_json
 from ssd_infer.report.write import dump_json, write_text
 
 FILE = "ssd_ctc_draft.json"
@@ -30,7 +30,7 @@ def thresholds_of(model: Any) -> dict[str, float | None]:
     """Return the thresholds saved where `model` was loaded from; none when there are none for exactly these weights."""
     folder = str(getattr(model.config, "_name_or_path", "") or "")
     try:
-        record = json.loads((Path(folder) / FILE).read_text("utf-8")) if folder else {}
+        record = from_json((Path(folder) / FILE).read_text("utf-8")) if folder else {}
     except (OSError, ValueError):
         return {}
     if (

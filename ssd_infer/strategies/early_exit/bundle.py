@@ -14,6 +14,7 @@ from typing import Any
 _MODULES = (
     "ssd_infer.errors",
     "ssd_infer.engine.values",
+    "ssd_infer.engine.uniforms",
     "ssd_infer.engine.window",
     "ssd_infer.engine.cache",
     "ssd_infer.engine.kernels.products",
@@ -39,9 +40,11 @@ _MODULES = (
     "ssd_infer.engine.loop",
     "ssd_infer.strategies.info",
     "ssd_infer.strategies.base",
+    "ssd_infer.strategies.run",
     "ssd_infer.strategies.stepwise",
     "ssd_infer.strategies.early_exit",
     "ssd_infer.strategies.early_exit.early_exit",
+    "ssd_infer.strategies.run",
     "ssd_infer.tuning.costs",
     "ssd_infer.tuning.rounds",
     "ssd_infer.checkpoint.machine",
@@ -57,10 +60,12 @@ DRAFT_PARAMS = {params!r}
 def _decode(model, input_ids, logits_processor=None, stopping_criteria=None, generation_config=None,
             draft_params=None, seed=None, token_streamer=None, **model_kwargs):
     """Serve as the callable that transformers' generate hands its prepared arguments to."""
-    settings = {{**DRAFT_PARAMS, **(draft_params or {{}})}}
+    settings = draft_params
+    if draft_params is None or isinstance(draft_params, dict):
+        settings = {{**DRAFT_PARAMS, **(draft_params or {{}})}}
     with following(token_streamer) as stream:
-        return self_speculate(model, input_ids, model_kwargs.get("attention_mask"), logits_processor,
-                              stopping_criteria, generation_config, EarlyExit, settings, seed, stream)
+        call = Prepared(input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs)
+        return self_speculate(model, call, EarlyExit, settings, seed, stream)
 
 
 def generate(model, **arguments):

@@ -6,7 +6,6 @@ different shares on every device, precision and attention backend. A result coun
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -17,6 +16,8 @@ import transformers
 from ssd_infer.checkpoint.content import weights_digest
 from ssd_infer.engine.sublayers import SkipSet
 from ssd_infer.engine.target import Target
+from ssd_infer.jsonio import from_json, to_json
+from ssd_infer.offload.offload import resident_of
 from ssd_infer.strategies.skip_layers.search_result import Found
 from ssd_infer.tuning.memo import environment
 from ssd_infer.tuning.prediction import Outlook
@@ -26,12 +27,16 @@ VERSION = 1
 
 
 def circumstances(target: Target, do_sample: bool) -> dict[str, str]:
-    """Say under what a search result holds."""
+    """Say under what a search result holds; experts on disk are known by the checkpoint they were written from."""
+    resident = resident_of(target.layers)
+    index = None if resident is None else getattr(resident.store, "index", None)
+    offloaded = {} if resident is None else {"experts": str(getattr(index, "source", None))}
     return {
         "weights": weights_digest(target.model),
         **environment(target.model),
         "transformers": transformers.__version__,
         "choice": "sampling" if do_sample else "greedy",
+        **offloaded,
     }
 
 
@@ -57,7 +62,7 @@ def save(folder: Path, target: Target, do_sample: bool, found: Found) -> Path:
         "extra": found.extra,
     }
     path = folder / FILE
-    text = json.dumps({"version": VERSION, "results": [*others, entry]}, indent=1, sort_keys=True)
+    text = to_json({"version": VERSION, "results": [*others, entry]}, indent=1, sort_keys=True)
     partial = path.with_suffix(".partial")
     partial.write_text(text + "\n", "utf-8")
     return partial.replace(path)
@@ -85,7 +90,7 @@ def load(
 def _entries(folder: Path, num_layers: int | None = None) -> tuple[list[dict[str, Any]], str]:
     """Return the stored results that make sense (of `num_layers` layers), and what is wrong with the rest."""
     try:
-        stored = json.loads((folder / FILE).read_text("utf-8"))
+        stored = from_json((folder / FILE).read_text("utf-8"))
     except FileNotFoundError:
         return [], ""
     except OSError as error:

@@ -90,6 +90,9 @@ class Balanced(Decoding):
             width = self.chosen.widths[part.row] + part.ahead if part.sparse else part.start
             self.reads.draft += width
         own = logits[[part.first for part in drafting]]
+        rows = [self.session.rows[part.row] for part in drafting]
+        steps = [part.ahead for part in drafting]
+        sampler.begin([row.index for row in rows], [row.emitted for row in rows], steps)
         probs = None if sampler.greedy else sampler.probs(own)
         tokens = own.argmax(dim=-1) if probs is None else sampler.draw(probs)
         for at, (part, token) in enumerate(zip(drafting, tokens.tolist(), strict=True)):
@@ -107,6 +110,8 @@ class Balanced(Decoding):
             for part, count in zip(verifying, counts, strict=True)
         ]
         drafts = [part.ids[1:] + [0] * (most - count) for part, count in zip(verifying, counts, strict=True)]
+        rows = [session.rows[part.row] for part in verifying]
+        session.sampler.begin([row.index for row in rows], [row.emitted for row in rows])
         accepted, following = accept(
             logits[torch.tensor(index, device=device)],
             torch.tensor(drafts, dtype=torch.long, device=device).view(len(drafts), most),

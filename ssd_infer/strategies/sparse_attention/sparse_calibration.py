@@ -51,10 +51,13 @@ def _key(params: SparseAttentionParams) -> tuple[str, float, int]:
 
 
 def pace_of(target: Target, params: SparseAttentionParams, prompts: Sequence[int]) -> Pace:
-    """Return the pace of a decoding of `prompts` (lengths): fixed, or adapting by costs at their batch and context."""
+    """Return the pace of a decoding of `prompts` (lengths): fixed, or adapting by costs at their batch and context.
+
+    It starts from what is usual, not from earlier decodings: one prompt measured again is drafted for as before.
+    """
     context = max(prompts)
     slots = budget(context, float(params.ratio), int(params.min_budget))
-    shares = remembered(target, params, slots)
+    shares = [usual_agreement(slots)] * MAX_GAMMA
     if not params.adapt:
         return Pace(shares, int(params.gamma))
     return Pace(shares, MAX_GAMMA, cached_costs(target, context, len(prompts)), slots)

@@ -138,8 +138,9 @@ class _Bench:
             self._fill(layer)
         shape = Shape.of(target, self.cache, lengths)
         self.selectors = [Pillar(shape, Budget(1e-9, slots)) for slots in budgets]
+        generator = torch.Generator(target.device).manual_seed(0)
         for selector in self.selectors:
-            selector.scores.uniform_(generator=session.sampler.generator)
+            selector.scores.uniform_(generator=generator)
         heard = Pillar(shape, Budget(1e-9, 1))
         self.heard_view = attention_view(target, FullAttention(self.cache, heard))
         self.working = WorkingSet(self.cache)

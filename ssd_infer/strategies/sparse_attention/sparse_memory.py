@@ -20,7 +20,10 @@ def row_bytes(target: Target, context: int, columns: int) -> int:
 
 def fits(target: Target, context: int, batch: int, columns: int) -> bool:
     """Tell whether drafting adds at most a tenth to the weights and the cache of plain decoding."""
-    weights = sum(part.numel() * part.element_size() for part in target.model.parameters())
+    here = (
+        part for part in target.model.parameters() if not part.is_meta
+    )  # offloaded experts take no memory
+    weights = sum(part.numel() * part.element_size() for part in here)
     plain = weights + batch * context * slot_bytes(target)
     return batch * row_bytes(target, context, columns) <= MOST_SHARE * plain
 

@@ -24,6 +24,7 @@ from ssd_infer.families.speech.utterances import (
 from ssd_infer.models.asr_processor import CTCASRProcessor
 from ssd_train.config.schema import Root
 from ssd_train.config.schema_speech import SpeechDataConfig
+from ssd_train.data.hub import COMMIT
 from ssd_train.data.packing import write_json
 from ssd_train.data.speech.batches import BatchedSamples, Samples, collate
 from ssd_train.data.speech.screening import Screen, Tally
@@ -106,7 +107,8 @@ def _training(cfg: Root, source: SpeechSource, screen: Screen, extractor: Any) -
             except DataError:
                 (folder / "index.json").unlink()
                 raise
-            if open_speech(cfg.data, cfg.seed).fingerprint != source.fingerprint:
+            on_hub = any(content.startswith(COMMIT) for content in source.contents.values())
+            if not on_hub and open_speech(cfg.data, cfg.seed).fingerprint != source.fingerprint:
                 (folder / "index.json").unlink()
                 raise DataError(
                     f"data: {source.name} was changed while it was read; start again when it is whole"

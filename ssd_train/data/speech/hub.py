@@ -13,7 +13,7 @@ from ssd_infer.errors import DataError
 from ssd_infer.families.speech.audio import AudioError, from_array, read_audio
 from ssd_infer.families.speech.utterances import Utterance
 from ssd_train.config.schema_speech import HubSpeechConfig
-from ssd_train.data.hub import cache_of, dataset_content, remote_content, unloadable
+from ssd_train.data.hub import COMMIT, hub_content, load_options, unloadable
 from ssd_train.data.sources import content_share
 from ssd_train.data.speech.screening import Tally
 from ssd_train.data.speech.sources import SpeechSource, Stream, speech_fingerprint
@@ -25,7 +25,7 @@ def hub_source(cfg: HubSpeechConfig) -> SpeechSource:
     Without `validation_split` a share of the training split, by a hash of the text, is `dev`; without `test_split` it
     is `test` as well.
     """
-    content = dataset_content(cfg.name, cfg.subset)
+    content = hub_content(cfg.name, cfg.subset, cfg.revision)
     train = _load(cfg, cfg.split, content)
     dev = _load(cfg, cfg.validation_split, content) if cfg.validation_split else None
     test = _load(cfg, cfg.test_split, content) if cfg.test_split else None
@@ -53,10 +53,10 @@ def hub_source(cfg: HubSpeechConfig) -> SpeechSource:
     )
 
 
-def _content(cfg: HubSpeechConfig, content: str | None, datasets: list[Any]) -> str:
-    """Return what identifies the content of a dataset, with the recordings its rows name outside its folder."""
-    if content is None:
-        return text_digest([remote_content(part, cfg.name, cfg.subset) for part in datasets])
+def _content(cfg: HubSpeechConfig, content: str, datasets: list[Any]) -> str:
+    """Return what a dataset holds; of one on disk also the recordings its rows name outside its folder."""
+    if content.startswith(COMMIT):
+        return content
     rows = (row[cfg.audio_field] for part in datasets for row in part.select_columns([cfg.audio_field]))
     named = dict.fromkeys(path for cell in rows if (path := _outside(cell)) is not None)
     inside = Path(cfg.name).resolve()
@@ -72,7 +72,7 @@ def _outside(cell: Any) -> Path | None:
     return path if path is not None and path.is_file() else None
 
 
-def _load(cfg: HubSpeechConfig, split: str, content: str | None) -> Any:
+def _load(cfg: HubSpeechConfig, split: str, content: str) -> Any:
     """Return one split with undecoded audio; every failure becomes a sentence with a remedy."""
     import datasets
 
@@ -81,7 +81,11 @@ def _load(cfg: HubSpeechConfig, split: str, content: str | None) -> Any:
             dataset = datasets.load_from_disk(cfg.name)[split]
         else:
             dataset = datasets.load_dataset(
-                cfg.name, cfg.subset, split=split, streaming=cfg.streaming, **cache_of(content)
+                cfg.name,
+                cfg.subset,
+                split=split,
+                streaming=cfg.streaming,
+                **load_options(cfg.name, cfg.revision, content),
             )
         names = dataset.column_names or list(next(iter(dataset), {}))
     except (

@@ -1,0 +1,59 @@
+"""Decode a checked request with a causal model: the one path below `generate` and `hf_generate`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from ssd_infer.engine.loop import decode
+from ssd_infer.engine.model_view import evaluating
+from ssd_infer.engine.request import Request, check_vocabulary
+from ssd_infer.engine.sampling import Sampler
+from ssd_infer.engine.stats import Stats
+from ssd_infer.engine.streaming import Stream
+from ssd_infer.engine.target import Target
+from ssd_infer.strategies.base import Resolved, Strategy
+
+
+@dataclass(slots=True)
+class Finished:
+    """New tokens of each row, statistics, and the strategy that really ran, with its parameters."""
+
+    sequences: list[list[int]]
+    stats: Stats
+    strategy: type[Strategy] | None
+    resolved: Resolved
+
+
+def run(
+    model: nn.Module,
+    request: Request,
+    strategy: type[Strategy] | None,
+    stream: Stream,
+) -> Finished:
+    """Settle the draft's parameters and decode, the model in evaluation mode; it is left as it was.
+
+    Raises ConfigError for ids outside the vocabulary and
+    parameters that do not fit the model, UnsupportedModelError for architectures that cannot be split by layers.
+    """
+    target = Target.of(model)
+    check_vocabulary(request.prompts, target.vocab_size)
+    with evaluating(model):
+        resolved = Resolved(None)
+        if strategy is not None:
+            wanted = request.draft_params, request.prompts, request.sampling.do_sample
+            resolved = strategy.settle(target, *wanted)
+        if resolved.params is None:
+            strategy = None
+        sequences, stats = decode(
+            target,
+            request.prompts,
+            strategy,
+            resolved.params,
+            request.max_new_tokens,
+            Sampler(request.sampling, target.device, request.seed),
+            request.stop,
+            stream.emitter(request.prompts),
+        )
+    return Finished(sequences, stats, strategy, resolved)
