@@ -11,6 +11,8 @@ from ssd_infer.engine.values import plain, shown, whole
 from ssd_infer.errors import ConfigError, Problem
 
 Ids = tuple[int, ...]
+NO_END = -1
+"""As `eos_token_id`: nothing ends a row but its length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +61,9 @@ class StopRule:
 
 
 def _read_eos(eos: Any, key: str, problems: list[Problem]) -> Ids:
-    """Return the ids that end a row; None is none."""
+    """Return the ids that end a row; None is none, and so is the -1 that transformers' users write for it."""
     given = plain(eos)
-    ids = () if given is None else _ids(given if _many(given) else [given])
+    ids = () if given is None or whole(given) == NO_END else _ids(given if _many(given) else [given])
     if ids is None:
         rule = "must be a token id or a list of them, each an integer >= 0"
         problems.append(Problem(key, rule, shown(eos), "[] lets nothing but the length end a row"))

@@ -2,7 +2,7 @@
 
 The parent hands the settings over as JSON and passes on what the child says; the report comes back as its files.
 
-    python -m ssd_infer.evaluation.alone < request.json      (one JSON object a line comes out)
+    python -m ssd_infer.evaluation.alone '{…}'      (one JSON object a line comes out)
 """
 
 from __future__ import annotations
@@ -48,16 +48,12 @@ def evaluate_alone(settings: EvalSettings, say: Say | None = None) -> dict[str, 
     `say` receives one line a phase (None: the log does). Raises SSDError as `evaluate` would, and where the process
     ended by itself; whatever is raised here meanwhile ends the process.
     """
-    command = [sys.executable, "-m", "ssd_infer.evaluation.alone"]
-    child = subprocess.Popen(  # noqa: S603
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=surroundings(os.environ)
-    )
-    assert child.stdin is not None
+    request = json.dumps({"settings": dataclasses.asdict(settings), "argv": sys.argv})
+    command = [sys.executable, "-m", "ssd_infer.evaluation.alone", request]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=surroundings(os.environ))  # noqa: S603
     assert child.stdout is not None
     with child:
         try:
-            child.stdin.write(json.dumps({"settings": dataclasses.asdict(settings), "argv": sys.argv}))
-            child.stdin.close()
             problem = _listen(child.stdout, say or logger.info)
         except BaseException:
             child.terminate()
@@ -105,8 +101,8 @@ def rebuilt(kind: str, text: str) -> SSDError:
     return found(text) if plain else SSDError(text)
 
 
-def main(settings: TextIO, answers: TextIO) -> int:
-    """Evaluate as the JSON in `settings` says, for the command line it names, and return the exit code.
+def main(request: str, answers: TextIO) -> int:
+    """Evaluate as the JSON `request` says, for the command line it names, and return the exit code.
 
     What there is to say goes to `answers`, one JSON object a line.
     """
@@ -117,7 +113,7 @@ def main(settings: TextIO, answers: TextIO) -> int:
 
     from ssd_infer.evaluation import evaluate
 
-    given = json.load(settings)
+    given = json.loads(request)
     sys.argv = given["argv"]  # the report names the command that asked for it
     try:
         evaluate(EvalSettings(**given["settings"]), lambda line: answer(say=line))
@@ -131,4 +127,4 @@ def main(settings: TextIO, answers: TextIO) -> int:
 if __name__ == "__main__":
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
         os.dup2(2, 1)  # what a library prints must not stand between the answers
-        sys.exit(main(sys.stdin, out))
+        sys.exit(main(sys.argv[1], out))

@@ -273,7 +273,7 @@ def _drawn(bench: Bench, item: Contender, context: list[int], deadline: Deadline
 
     `context` is what they continue, chosen at the first call.
     """
-    decodes = [(how, ours(bench.model, item.draft, item.params, how, eos=-1)) for how in SETTINGS]
+    decodes = [(how, ours(bench.model, item.draft, item.params, how, eos=[])) for how in SETTINGS]
     try:
         with stopping(bench.model, deadline):
             if not context:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -34,7 +35,7 @@ def _read_from_the_run(cfg: Root, run_dir: Path) -> Iterator[Problem]:
     """Yield every input that lies where this run moves or removes files."""
     for key, value in _inputs(cfg):
         place = Path(value).expanduser().absolute().resolve()
-        if not place.exists():
+        if not os.path.exists(place):  # noqa: PTH110 - pathlib's raises for what may not be looked at
             continue  # a name of the hub, or a pattern
         if place.is_relative_to(run_dir):
             rule = _inside(place.relative_to(run_dir), cfg.resume)

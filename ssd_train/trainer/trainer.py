@@ -313,7 +313,8 @@ class SSDTrainer(EngineTrainer):
         whole = self.model.state_dict() if state_dict is None else state_dict
         dtype = precision.DTYPES[self.extras.dtype]
         super()._save(output_dir, precision.narrowed(self.model, whole, dtype))
-        precision.note_dtype(Path(output_dir or self.args.output_dir), self.extras.dtype)
+        assert output_dir is not None
+        precision.note_dtype(Path(output_dir), self.extras.dtype)
 
     def _keeps_training_weights(self) -> bool:
         """Tell whether a checkpoint needs float32 weights of its own: sharding engines keep theirs, an average too."""

@@ -137,7 +137,7 @@ def test_chi_square_sees_a_small_shift_and_the_impossible() -> None:
 
 
 def judge(model: Any, draft: str, params: dict[str, Any], count: int = 1600) -> LosslessResult:
-    decodes = [(sampling, ours(model, draft, params, sampling, eos=-1)) for sampling in SETTINGS]
+    decodes = [(sampling, ours(model, draft, params, sampling, eos=[])) for sampling in SETTINGS]
     return judge_sampling(model, decodes, CONTEXT, FOREVER, draws=count)
 
 
@@ -189,7 +189,7 @@ def test_wrong_greedy_verifier_fails(tiny_model: ModelFactory, monkeypatch: pyte
 
 def test_sampling_without_drafts_or_draws_is_not_run(tiny_model: ModelFactory) -> None:
     model = tiny_model()
-    plain = [(SETTINGS[0], ours(model, None, {}, SETTINGS[0], eos=-1))]
+    plain = [(SETTINGS[0], ours(model, None, {}, SETTINGS[0], eos=[]))]
     assert judge_sampling(model, plain, CONTEXT, FOREVER, draws=400).verdict == "not_run"
     assert judge_sampling(model, plain, CONTEXT, FOREVER, draws=800, plain=True).verdict == "pass"
     assert judge_sampling(model, plain, CONTEXT, FOREVER, draws=100, plain=True).verdict == "not_run"
@@ -197,7 +197,7 @@ def test_sampling_without_drafts_or_draws_is_not_run(tiny_model: ModelFactory) -
 
 def test_after_the_time_limit_one_setting_is_tested(tiny_model: ModelFactory) -> None:
     model = tiny_model()
-    decodes = [(sampling, ours(model, None, {}, sampling, eos=-1)) for sampling in SETTINGS]
+    decodes = [(sampling, ours(model, None, {}, sampling, eos=[])) for sampling in SETTINGS]
     late = Budget(1e-9, iter([0.0, *[9.0] * 99]).__next__).deadline(1.0)
     found = judge_sampling(model, decodes, CONTEXT, late, plain=True)
     assert [test["draws"] for test in found.extra["tests"]] == [FEWEST]

@@ -20,7 +20,7 @@ WARM = Sampling(1.0)
 def stream(
     model: Any, draft: str | None, params: dict[str, Any], sampling: Sampling, seed: int
 ) -> list[Output]:
-    tokens, _ = ours(model, draft, params, sampling, eos=-1)(PROMPTS, 60, seed)
+    tokens, _ = ours(model, draft, params, sampling, eos=[])(PROMPTS, 60, seed)
     return [Output(prompt, row) for prompt, row in zip(PROMPTS, tokens, strict=True)]
 
 

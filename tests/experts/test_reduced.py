@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -310,3 +311,18 @@ def test_gamma_follows_what_was_accepted() -> None:
     fixed = run(model, ROWS[:1], k_draft=1, gamma=8, follow=False, new=24)
     assert out.sequences == fixed.sequences == full.sequences
     assert out.stats.total.drafted < fixed.stats.total.drafted
+
+
+def test_lossy_figures_count_no_token_past_a_budget() -> None:
+    """Rows of a batch use up their budgets at different passes; what is cut off a block was not emitted."""
+    model = build_moe()
+    for new in range(3, 13):
+        params = {"tau_accept": 0.3, "max_window": 6, "k_draft": 1}
+        out = run(model, [[3, 4, 5], [9, 8], [7], [11, 12]], "reduced_experts+adaptive", new, **params)
+        assert out.stats.report["emitted"] == sum(
+            after - before
+            for row in out.stats.rows
+            for (before, drafted, _), (after, _, _) in pairwise([*row.trace, (row.emitted, 0, 0)])
+            if drafted
+        )
+        assert out.stats.report["skipped"] <= out.stats.total.accepted

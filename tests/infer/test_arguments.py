@@ -42,7 +42,7 @@ EVERYWHERE: list[tuple[str, tuple[Any, ...]]] = [
     ("top_k", (*NO_INTEGER, -1, INF)),
     ("top_p", ("0.5", True, [0.5], 0.0, -0.5, 1.5, NAN, INF)),
     ("seed", (*NO_INTEGER, -1, 2**63, 2**70, HUGE)),
-    ("eos_token_id", ("</s>", [None], [2.0], [True], -1, [3, -1], {3: 4}, 2.5, torch.tensor([2.0]), [[3]])),
+    ("eos_token_id", ("</s>", [None], [2.0], [True], -2, [3, -2], {3: 4}, 2.5, torch.tensor([2.0]), [[3]])),
     ("draft", (5, True, ["early_exit"], b"early_exit", "nonesuch", "")),
     ("draft_params", ("gamma", 3, [("gamma", 3)], {1: 2}, {"gama": 3}, {"gamma": 0}, {"gamma": True})),
     ("streamer", (5, "print", object())),
@@ -328,5 +328,7 @@ def test_ends_come_in_many_forms(causal: Call) -> None:
         torch.tensor([end]),
     ]
     assert all(causal(max_new_tokens=8, eos_token_id=form).sequences == expected for form in forms)
+    free = causal(max_new_tokens=8).sequences
+    assert all(causal(max_new_tokens=8, eos_token_id=form).sequences == free for form in ([], (), -1))
     stops: list[Any] = [[[end]], ((end,),), [np.array([end])], [torch.tensor([end])], torch.tensor([[end]])]
     assert all(causal(max_new_tokens=8, stop_sequences=form).sequences == expected for form in stops)

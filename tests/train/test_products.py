@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from ssd_train import run
 from ssd_train.losses import processor, products
 from ssd_train.losses.chunked import ExitTerm, chunked_exit_loss
 from ssd_train.losses.products import FastLinear, use_fast_products
 from tests.conftest import build_model
+from tests.train.support import tiny_root
 
 pytestmark = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"),
@@ -192,3 +196,24 @@ def test_the_chunked_loss_has_the_same_values_and_gradients(
     monkeypatch.setattr(products, "prefers_onednn", lambda: False)
     for mine, theirs in zip(fast, loss(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def _losses(directory: Path) -> list[float]:
+    """Train a tiny run in `directory` and return its logged losses."""
+    directory.mkdir()
+    cfg = tiny_root(directory, max_steps=4, logging_steps=1)
+    run.train(cfg)
+    lines = (cfg.run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["loss"] for line in lines]
+
+
+def test_a_run_takes_them_and_has_the_same_loss_curve(
+    monkeypatch: pytest.MonkeyPatch, calls: list[tuple[int, ...]], tmp_path: Path
+) -> None:
+    used: list[int] = []
+    monkeypatch.setattr(run, "use_fast_products", lambda model: used.append(use_fast_products(model)))
+    fast = _losses(tmp_path / "fast")
+    assert used == [4 * 7 + 1]
+    assert len(calls) > 4 * 4 * 7 * 3
+    monkeypatch.setattr(products, "prefers_onednn", lambda: False)
+    assert _losses(tmp_path / "usual") == pytest.approx(fast, rel=1e-4)

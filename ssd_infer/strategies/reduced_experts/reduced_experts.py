@@ -129,7 +129,8 @@ class ReducedExperts(Stepwise):
         if self.resident is not None:
             self.resident.forget_names()
         if feedback.proposal.trusted is not None:
-            self.skipped.learn(feedback, torch.stack(self._logits, dim=1), self.session.sampler)
+            room = [row.remaining for row in self.session.rows]
+            self.skipped.learn(feedback, torch.stack(self._logits, dim=1), self.session.sampler, room)
         if self.rounds is not None:
             table = torch.stack(self._top_probs, dim=1).tolist()
             for confidence, count, accepted in zip(table, feedback.counts, feedback.accepted, strict=True):

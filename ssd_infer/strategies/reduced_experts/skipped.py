@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,19 +21,20 @@ class Skipped:
     """
 
     emitted: int = 0
-    """All tokens that verify passes let through, their own included."""
+    """All tokens that verify passes let through, their own included, as far as a row's budget goes."""
     tokens: int = 0
     agreed: int = 0
     kl: float = 0.0
     """Σ KL(full || draft) in nats."""
 
-    def learn(self, feedback: Feedback, logits: Tensor, sampler: Sampler) -> None:
-        """Count one verify pass; `logits` `(B, γ, V)` are the draft's."""
+    def learn(self, feedback: Feedback, logits: Tensor, sampler: Sampler, room: Sequence[int]) -> None:
+        """Count one verify pass; `logits` `(B, γ, V)` are the draft's, `room` the tokens each row may still emit."""
         proposal, width = feedback.proposal, feedback.proposal.width
         if proposal.trusted is None:
             return
         steps = torch.arange(width, device=logits.device)
-        taken = torch.tensor(feedback.accepted, device=logits.device)
+        kept = [min(count, left) for count, left in zip(feedback.accepted, room, strict=True)]
+        taken = torch.tensor(kept, device=logits.device)
         skipped = proposal.trusted & (steps[None, :] < taken[:, None])
         full = feedback.logits[:, :width]
         said = proposal.tokens if sampler.greedy else logits.argmax(-1)
@@ -41,7 +43,7 @@ class Skipped:
         self.kl += float((p.exp() * (p - q)).sum())
         self.tokens += int(skipped.sum())
         self.agreed += int((agreed & skipped).sum())
-        self.emitted += int(taken.sum()) + len(feedback.accepted)
+        self.emitted += sum(min(count + 1, left) for count, left in zip(kept, room, strict=True))
 
     def report(self) -> dict[str, Any]:
         """Return agreement, mean KL and share of tokens emitted uncompared, and the share of wrong tokens overall."""
