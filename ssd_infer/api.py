@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -12,30 +11,14 @@ from ssd_infer.checkpoint.kinds import generator, kind_of
 from ssd_infer.checkpoint.load import Loaded, load
 from ssd_infer.engine.positions import beyond_positions
 from ssd_infer.engine.request import read_request
-from ssd_infer.engine.stats import Stats
 from ssd_infer.engine.streaming import streaming
 from ssd_infer.engine.values import shown
 from ssd_infer.errors import ConfigError, Problem
-from ssd_infer.inputs import Prompts, module_of, strategy_of
 from ssd_infer.strategies.base import DraftParams
-from ssd_infer.strategies.run import run
+from ssd_infer.strategies.inputs import Prompts, module_of, strategy_of
+from ssd_infer.strategies.run import GenerateOutput, run
 
 __all__ = ["GenerateOutput", "Loaded", "generate", "load"]
-
-
-@dataclass(slots=True)
-class GenerateOutput:
-    """What a `generate` call produced."""
-
-    sequences: list[list[int]]
-    """New token ids, one list a row; EOS included when produced, nothing after it."""
-    stats: Stats
-    draft: str | None = None
-    """The strategy that really ran; None for plain decoding, also when a strategy fell back to it."""
-    draft_params: dict[str, Any] = field(default_factory=dict)
-    """Its parameters with every `auto` settled."""
-    note: str = ""
-    """Why a strategy fell back to plain decoding, or how `auto` was settled; and what to know of the text's length."""
 
 
 def generate(

@@ -65,7 +65,7 @@ def decode_turns(
 ) -> tuple[list[int], Stats]:
     """Decode exactly `per_turn` new tokens after each text of `turns`; return those after the first.
 
-    A token that ends a text does not end the stream. One row has nothing to be out of step with, so a plan's own loop is
+    A token that ends a text does not end the stream. One row has nothing to be out of step with: a plan's own loop is
     not used. `params=None` decodes plainly.
     """
     later = [list(text) for text in turns[1:]]

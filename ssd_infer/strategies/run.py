@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import nn
 
@@ -14,6 +15,21 @@ from ssd_infer.engine.stats import Stats
 from ssd_infer.engine.streaming import Stream
 from ssd_infer.engine.target import Target
 from ssd_infer.strategies.base import Resolved, Strategy
+
+
+@dataclass(slots=True)
+class GenerateOutput:
+    """What a `generate` call produced."""
+
+    sequences: list[list[int]]
+    """New token ids, one list a row; EOS included when produced, nothing after it."""
+    stats: Stats
+    draft: str | None = None
+    """The strategy that really ran; None for plain decoding, also when a strategy fell back to it."""
+    draft_params: dict[str, Any] = field(default_factory=dict)
+    """Its parameters with every `auto` settled."""
+    note: str = ""
+    """Why a strategy fell back to plain decoding, or how `auto` was settled; and what to know of the text's length."""
 
 
 @dataclass(slots=True)

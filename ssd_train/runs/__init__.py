@@ -1,1 +1,1 @@
-"""TODO runs."""
+"""A run and what it leaves: checkpoints, identity, metrics, reports, tracking."""

@@ -1,1 +1,1 @@
-"""TODO trainer."""
+"""The training loop: one thin subclass of transformers' Trainer, optimizers, progress, stopping."""

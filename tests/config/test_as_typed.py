@@ -119,6 +119,7 @@ def leaves(schema: type, prefix: str = "") -> Iterator[tuple[str, type, str, Any
             yield from leaves(deeper, prefix)
 
 
+register()  # the settings of a recipe are known once its room is
 TEXTS = [
     (command, *leaf)
     for command, schema in SCHEMAS.items()

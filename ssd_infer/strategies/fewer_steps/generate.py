@@ -8,7 +8,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ssd_infer.api import GenerateOutput
 from ssd_infer.checkpoint.load import Loaded
 from ssd_infer.engine.clock import Clock
 from ssd_infer.engine.model_view import evaluating
@@ -26,9 +25,10 @@ from ssd_infer.families.diffusion.reader import Reader
 from ssd_infer.families.diffusion.settings import SamplerSettings
 from ssd_infer.families.diffusion.state import Canvas
 from ssd_infer.families.diffusion.step import Stepper
-from ssd_infer.inputs import module_of
 from ssd_infer.strategies.fewer_steps.drafts import StateDrafter
 from ssd_infer.strategies.fewer_steps.fewer_steps import Draft, check_draft, resolve
+from ssd_infer.strategies.inputs import module_of
+from ssd_infer.strategies.run import GenerateOutput
 
 
 def generate(
