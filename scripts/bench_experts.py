@@ -125,7 +125,7 @@ def settled(runner: Runner, prompts: list[list[int]]) -> Runner:
     return runner
 
 
-def line_up(
+def select_candidates(
     args: argparse.Namespace, store: Path, budget: float, calibration: list[list[int]], given: dict[str, Any]
 ) -> list[Runner]:
     """Open every contender at one budget and settle its parameters, but for those that are `given`."""
@@ -403,7 +403,7 @@ def one_budget(
     os.close(file)
     given = {"k_draft": args.k_draft, "gamma": args.gamma}
     given = {name: value for name, value in given.items() if value is not None}
-    runners = line_up(args, store, budget, calibration, given)
+    runners = select_candidates(args, store, budget, calibration, given)
     before = read_bytes()
     rows = compare(runners, prompts, args.new_tokens)
     fetched = read_bytes() - before

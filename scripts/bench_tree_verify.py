@@ -36,7 +36,7 @@ from ssd_infer.engine.window import Geometry, Rotary, Window
 from ssd_infer.errors import SSDError
 from ssd_infer.evaluation.progress import quiet_libraries
 from ssd_infer.strategies.skip_layers.dp import search_dp
-from ssd_infer.tuning.calibration_text import Material, write_material
+from ssd_infer.tuning.calibration_text import CalibrationSet, write_calibration_set
 from ssd_infer.tuning.costs import non_decreasing, quiet_seconds, timed
 from ssd_infer.tuning.scratch import ScratchCache
 from ssd_infer.tuning.sublayer_costs import SublayerCosts, measure_sublayers
@@ -144,7 +144,7 @@ def move_keys(session: Session, context: int) -> None:
 
 
 @torch.inference_mode()
-def ranks(material: Material, skips: SkipSet) -> Tensor:
+def ranks(material: CalibrationSet, skips: SkipSet) -> Tensor:
     """Return the rank of the target's token in the draft's logits at every position `(B, T)`; 0 is its first choice."""
     target = material.target
 
@@ -231,7 +231,7 @@ def measure(checkpoint: str, prompts: int, prompt_tokens: int, repeats: int, see
     target = Target.of(loaded.model)
     tasks = build_tasks(["auto"], loaded.tokenizer, prompts, prompt_tokens, seed)
     shown = calibration_prompts(tasks, loaded.tokenizer, prompts, prompt_tokens)
-    material = write_material(target, shown, SamplingParams(), count=len(shown))
+    material = write_calibration_set(target, shown, SamplingParams(), count=len(shown))
     costs = measure_sublayers(target, prompt_tokens + 24)
     skips = search_dp(material, costs).skips
     if not len(skips):  # nothing gains: ask what a tree would do for a draft that is half the model

@@ -34,7 +34,7 @@ from ssd_infer.cli.console import print_error
 from ssd_infer.config.checks import suggest
 from ssd_infer.errors import ConfigError, Problem, SSDError
 from ssd_infer.strategies.skip_layers.bayes import Progress, Watch
-from ssd_infer.strategies.skip_layers.search_result import Found
+from ssd_infer.strategies.skip_layers.search_result import SearchResult
 
 
 @dataclass(slots=True)
@@ -119,11 +119,11 @@ def _read(text: str, kind: type) -> object:
     return kind(text)
 
 
-def run(options: Options) -> list[Found]:
+def run(options: Options) -> list[SearchResult]:
     """Load the checkpoint, search, save."""
     import ssd_infer
     from ssd_infer.corpus import build_tasks, calibration_prompts
-    from ssd_infer.engine.sublayers import why_not
+    from ssd_infer.engine.sublayers import unsupported_reason
     from ssd_infer.engine.target import Target
     from ssd_infer.errors import UnsupportedModelError
     from ssd_infer.evaluation.bench import torch_threads
@@ -135,7 +135,7 @@ def run(options: Options) -> list[Found]:
         say("loading the checkpoint")
         loaded = ssd_infer.load(options.checkpoint, dtype=options.dtype, device=options.device)
         target = Target.of(loaded.model)
-        reason = why_not(target)
+        reason = unsupported_reason(target)
         if reason is not None:
             raise UnsupportedModelError(f"skip_set does not apply to {options.checkpoint}: {reason}")
         tasks = build_tasks(
@@ -189,7 +189,7 @@ def progress(options: Options) -> Iterator[tuple[Callable[[str], None], Watch]]:
         yield say, watch
 
 
-def show(found: Found, options: Options) -> None:
+def show(found: SearchResult, options: Options) -> None:
     """Print the result."""
     table = Table(title=f"Skip set of {options.checkpoint}", show_header=False)
     outlook = found.outlook
@@ -209,7 +209,7 @@ def show(found: Found, options: Options) -> None:
     Console(highlight=False).print(table)
 
 
-def compare(dp: Found, bayes: Found) -> None:
+def compare(dp: SearchResult, bayes: SearchResult) -> None:
     """Print what dynamic programming gets of the Bayesian optimum, and in which share of its time."""
     worth = dp.outlook.speedup / bayes.outlook.speedup
     time = dp.seconds / bayes.seconds

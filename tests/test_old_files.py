@@ -161,7 +161,7 @@ def test_a_search_result_made_where_we_are_holds(searched: Path) -> None:
     target = Target.of(loaded.model)
     path = searched / "ssd_skip_set.json"
     record = json.loads(path.read_text("utf-8"))
-    entry, here = record["results"][0], store.circumstances(target, do_sample=False)
+    entry, here = record["results"][0], store.search_environment(target, do_sample=False)
     assert entry["where"]["weights"] == here["weights"]
     entry["where"] = here
     path.write_text(json.dumps(record), "utf-8")

@@ -20,27 +20,27 @@ def accept(
     counts: Tensor | None,
     draft_probs: Tensor | None,
     sampler: Sampler,
-    trusted: Tensor | None = None,
+    unverified: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return accepted counts `(B,)` and the next token `(B,)` of each row.
 
     `logits` `(B, γ+1, V)` are the target's for the pending token and each draft; `drafts` `(B, γ)`; `counts` `(B,)`
     limits how many of a row's drafts are real (None: all); `draft_probs` `(B, γ, V)` is q, None for one-hot drafts.
-    Drafts marked in `trusted` `(B, γ)` pass without being compared, which is lossy.
+    Drafts marked in `unverified` `(B, γ)` pass without being compared, which is lossy.
     """
     if sampler.greedy:
         choices = logits.argmax(dim=-1)
-        accepted = _prefix(_or(choices[:, :-1] == drafts, trusted), counts)
+        accepted = _prefix(_or(choices[:, :-1] == drafts, unverified), counts)
         return accepted, choices.gather(1, accepted.unsqueeze(1)).squeeze(1)
     probs = sampler.probs(logits)
     if drafts.shape[1] == 0:
         return drafts.new_zeros(drafts.shape[0]), sampler.draw(probs[:, 0], Purpose.FOLLOW)
-    accepted = _prefix(_or(_passes(probs, drafts, draft_probs, sampler), trusted), counts)
+    accepted = _prefix(_or(_passes(probs, drafts, draft_probs, sampler), unverified), counts)
     return accepted, sampler.draw(_rest(probs, drafts, counts, draft_probs, accepted), Purpose.FOLLOW)
 
 
-def _or(passed: Tensor, trusted: Tensor | None) -> Tensor:
-    return passed if trusted is None else passed | trusted
+def _or(passed: Tensor, unverified: Tensor | None) -> Tensor:
+    return passed if unverified is None else passed | unverified
 
 
 def _prefix(passed: Tensor, counts: Tensor | None) -> Tensor:

@@ -42,8 +42,8 @@ class Proposal:
     token was drawn from (None: deterministic). A drafter that already ran the target's own first `resume_layer`
     layers on [pending, drafts…] hands over their output in `hidden` `(B, γ or γ+1, d)`; the verify pass continues from
     there instead of running those layers again. Layers named in `capture` (all > `resume_layer`) have the hidden states
-    after them, at every verified position, handed back in the feedback. Tokens marked in `trusted` `(B, γ)` are emitted
-    without being compared; only a strategy that says it is lossy may mark any.
+    after them, at every verified position, handed back in the feedback. Tokens marked in `unverified` `(B, γ)` are
+    emitted without being compared; only a strategy that says it is lossy may mark any.
     """
 
     tokens: Tensor
@@ -53,7 +53,7 @@ class Proposal:
     resume_layer: int = 0
     forwards: int = 0
     capture: tuple[int, ...] = ()
-    trusted: Tensor | None = None
+    unverified: Tensor | None = None
 
     @property
     def width(self) -> int:

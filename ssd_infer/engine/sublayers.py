@@ -123,7 +123,7 @@ def _norms(layer: nn.Module) -> dict[str, str]:
 
 @once
 @torch.inference_mode()
-def why_not(target: Target) -> str | None:
+def unsupported_reason(target: Target) -> str | None:
     """Return None when sublayers of `target` can be left out exactly, otherwise the reason in one sentence.
 
     Look for both sublayers, then check that a layer without them passes its input on unchanged.

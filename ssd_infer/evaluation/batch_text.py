@@ -18,7 +18,7 @@ from ssd_infer.evaluation.batch_exactness import (
     ragged_prompts,
     run_checks,
 )
-from ssd_infer.evaluation.bench import Bench
+from ssd_infer.evaluation.bench import EvalContext
 from ssd_infer.evaluation.budget import Deadline
 from ssd_infer.evaluation.contenders import Contender, Prompts, Sampling, one_line, ours
 from ssd_infer.evaluation.losslessness import LosslessResult, Regret
@@ -138,7 +138,7 @@ class Alone:
 
 
 def sampled_in_batches(
-    bench: Bench, judged: Sequence[Contender], sampling: Sampling, prompts: Prompts, deadline: Deadline
+    bench: EvalContext, judged: Sequence[Contender], sampling: Sampling, prompts: Prompts, deadline: Deadline
 ) -> dict[str, LosslessResult]:
     """Test the law of draws in a ragged batch, and of its rows one by one too where the timed runs were batches."""
     late = LosslessResult("not_run", "ragged batch: not run for lack of time")

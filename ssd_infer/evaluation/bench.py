@@ -30,7 +30,7 @@ CALIBRATION_PROMPTS, SHIFT_STREAMS = 6, 6
 
 
 @dataclass(slots=True)
-class Bench:
+class EvalContext:
     """One evaluation's shared state."""
 
     settings: EvalSettings
@@ -61,7 +61,7 @@ class Bench:
         return first.dtype
 
 
-def open_bench(settings: EvalSettings, say: Say) -> Bench:
+def open_context(settings: EvalSettings, say: Say) -> EvalContext:
     """Load the checkpoint and cut the prompts; raises before any measurement when something is wrong with either."""
     check_draft(settings.draft, settings.draft_params)
     check_device(settings.device)
@@ -80,7 +80,7 @@ def open_bench(settings: EvalSettings, say: Say) -> Bench:
     calibration = calibration_prompts(tasks, loaded.tokenizer, CALIBRATION_PROMPTS, settings.prompt_tokens)
     _check_vocabulary(model, tasks, calibration)
     _check_finite(model, tasks[0].prompts[0], settings.checkpoint)
-    bench = Bench(
+    bench = EvalContext(
         settings,
         model,
         loaded.tokenizer,
@@ -102,7 +102,7 @@ def open_bench(settings: EvalSettings, say: Say) -> Bench:
     return bench
 
 
-def _longest(bench: Bench) -> int:
+def _longest(bench: EvalContext) -> int:
     """Return the tokens of the longest text this run decodes, prompt included."""
     from ssd_infer.evaluation.shift import FEWEST_TOKENS
 

@@ -12,7 +12,7 @@ from ssd_infer.evaluation.budget import Deadline, OutOfTime, stopping
 from ssd_infer.evaluation.contenders import Contender, Sampling, ours
 from ssd_infer.evaluation.measure import Unit, measure
 from ssd_infer.evaluation.summary import scoreboard
-from ssd_infer.strategies.early_exit.exit_calibration import ExitProfile, Prediction
+from ssd_infer.strategies.early_exit.exit_calibration import ExitPrediction, ExitProfile
 
 GAMMAS = (1, 2, 3, 4, 5, 6, 8, 12)
 MOST_EXITS, MEASURED_CELLS, NEW_TOKENS = 10, 6, 40
@@ -38,7 +38,7 @@ def predicted_cells(profile: ExitProfile) -> list[Cell]:
     return [_cell(profile.predict(exit_layer, gamma)) for exit_layer in exits for gamma in gammas]
 
 
-def _cell(found: Prediction) -> Cell:
+def _cell(found: ExitPrediction) -> Cell:
     return {
         "exit_layer": found.exit_layer,
         "gamma": found.gamma,

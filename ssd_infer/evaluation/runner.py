@@ -11,7 +11,7 @@ from ssd_infer.config.evaluation import EvalSettings
 from ssd_infer.corpus import held_out_ids
 from ssd_infer.engine.target import Target
 from ssd_infer.evaluation import report_folder
-from ssd_infer.evaluation.bench import Bench, Say, open_bench, torch_threads, vocab_size
+from ssd_infer.evaluation.bench import EvalContext, Say, open_context, torch_threads, vocab_size
 from ssd_infer.evaluation.budget import Deadline, OutOfTime, deal, stopping
 from ssd_infer.evaluation.carried import carry
 from ssd_infer.evaluation.contenders import Sampling, one_line
@@ -46,7 +46,7 @@ def evaluate(settings: EvalSettings, say: Say | None = None) -> dict[str, Any]:
     folder = report_folder(settings)
     check_writable("out", folder)
     with torch_threads(settings.threads), quiet_libraries():
-        bench = open_bench(settings, say or logger.info)
+        bench = open_context(settings, say or logger.info)
         ends = deal([not t for t in settings.temperatures], bool(settings.contexts), bool(bench.shift))
         moments = {phase: bench.budget.deadline(share) for phase, share in ends.items()}
         quality = _quality(bench, moments["quality"])
@@ -60,7 +60,7 @@ def evaluate(settings: EvalSettings, say: Say | None = None) -> dict[str, Any]:
 
 
 def assemble(
-    bench: Bench,
+    bench: EvalContext,
     sections: list[Section],
     quality: dict[str, Any],
     grid: dict[str, list[Cell]],
@@ -98,7 +98,7 @@ def assemble(
     }
 
 
-def _sections(bench: Bench, moments: Mapping[str, Deadline]) -> list[Section]:
+def _sections(bench: EvalContext, moments: Mapping[str, Deadline]) -> list[Section]:
     """Settle, time and judge every setting, each phase done by its moment: the limit must not be spent by the first."""
     settings = bench.settings
     sections = []
@@ -111,7 +111,7 @@ def _sections(bench: Bench, moments: Mapping[str, Deadline]) -> list[Section]:
     return sections
 
 
-def _shift(bench: Bench, section: Section, deadline: Deadline) -> None:
+def _shift(bench: EvalContext, section: Section, deadline: Deadline) -> None:
     """Decode the streams of task_shift where they were asked for; a study that fails is a warning, and costs no row."""
     if not bench.shift:
         return
@@ -125,7 +125,7 @@ def _shift(bench: Bench, section: Section, deadline: Deadline) -> None:
         section.more.setdefault(name, {})["task_shift"] = facts
 
 
-def _quality(bench: Bench, deadline: Deadline) -> dict[str, Any]:
+def _quality(bench: EvalContext, deadline: Deadline) -> dict[str, Any]:
     if not isinstance(bench.target, Target):
         return {"exits": [], "reason": bench.target}
     bench.say("measuring loss and agreement of every exit")
@@ -134,7 +134,7 @@ def _quality(bench: Bench, deadline: Deadline) -> dict[str, Any]:
     return exit_quality(bench.target, windows, source, deadline)
 
 
-def _grid(bench: Bench, deadline: Deadline, calibrated: Deadline) -> dict[str, list[Cell]]:
+def _grid(bench: EvalContext, deadline: Deadline, calibrated: Deadline) -> dict[str, list[Cell]]:
     """Return predicted and measured cells; empty where early exit does not apply, is not wanted, or took too long.
 
     The calibration, which the choice of parameters needs too, may go on until `calibrated`, what is measured beyond it
@@ -160,7 +160,7 @@ def _grid(bench: Bench, deadline: Deadline, calibrated: Deadline) -> dict[str, l
     }
 
 
-def _protocol(bench: Bench, sections: list[Section]) -> dict[str, Any]:
+def _protocol(bench: EvalContext, sections: list[Section]) -> dict[str, Any]:
     settings = bench.settings
     return {
         "tasks": [

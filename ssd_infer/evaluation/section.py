@@ -11,7 +11,7 @@ from ssd_infer.config.evaluation import EvalSettings
 from ssd_infer.engine.target import Target
 from ssd_infer.evaluation.batch_exactness import batch_deadline
 from ssd_infer.evaluation.batch_text import greedy_in_batches, sampled_in_batches
-from ssd_infer.evaluation.bench import Bench
+from ssd_infer.evaluation.bench import EvalContext
 from ssd_infer.evaluation.budget import Deadline, OutOfTime, stopping
 from ssd_infer.evaluation.contenders import Contender, Sampling, one_line, ours
 from ssd_infer.evaluation.distribution import SETTINGS, judge_sampling, pick_context
@@ -19,7 +19,7 @@ from ssd_infer.evaluation.forced import SHARE as FORCED_SHARE
 from ssd_infer.evaluation.forced import forced_facts, shape_of
 from ssd_infer.evaluation.losslessness import LosslessResult, Regret, judge_greedy
 from ssd_infer.evaluation.measure import Measurements, measure
-from ssd_infer.evaluation.strategies import Absent, Field, line_up, own_peers
+from ssd_infer.evaluation.strategies import Absent, Candidates, own_peers, select_candidates
 from ssd_infer.evaluation.stream import Output, both, judge_stream
 from ssd_infer.evaluation.summary import (
     AGAIN,
@@ -51,11 +51,11 @@ class Section:
     """Additions to a strategy row's `extra`, by name."""
 
 
-def run_section(bench: Bench, sampling: Sampling, settling: Deadline, deadline: Deadline) -> Section:
+def run_section(bench: EvalContext, sampling: Sampling, settling: Deadline, deadline: Deadline) -> Section:
     """Line up all contenders at one sampling setting, done by `settling`, and time them until `deadline`."""
     settings = bench.settings
     bench.say("choosing parameters, searching where a strategy needs it")
-    field_ = line_up(
+    field_ = select_candidates(
         bench.model,
         bench.target,
         settings.draft,
@@ -96,7 +96,7 @@ def run_section(bench: Bench, sampling: Sampling, settling: Deadline, deadline: 
 
 
 def _forced(
-    bench: Bench, contenders: list[Contender], sampling: Sampling, tokens: int, deadline: Deadline
+    bench: EvalContext, contenders: list[Contender], sampling: Sampling, tokens: int, deadline: Deadline
 ) -> dict[str, dict[str, Any]]:
     """Predict every early exit with fixed parameters from many prompts; what the time leaves out is a note."""
     found = {}
@@ -150,7 +150,7 @@ def shortfalls(found: Measurements, wanted: int, how: str) -> list[str]:
     return notes
 
 
-def judge(bench: Bench, section: Section, deadline: Deadline) -> None:
+def judge(bench: EvalContext, section: Section, deadline: Deadline) -> None:
     """Fill the section's verdicts: token equality when greedy, a distribution test when sampling."""
     if section.board is None:
         return
@@ -185,7 +185,7 @@ def rows(section: Section) -> tuple[list[dict[str, Any]], list[dict[str, Any]], 
     return baselines, peers, strategies + [absent_row(item) for item in section.absent]
 
 
-def _baselines(bench: Bench, sampling: Sampling) -> list[Contender]:
+def _baselines(bench: EvalContext, sampling: Sampling) -> list[Contender]:
     plain = Contender(f"ssd_plain{sampling.suffix}", "baseline", ours(bench.model, None, {}, sampling))
     if isinstance(bench.target, str):
         plain.failure = bench.target
@@ -199,7 +199,7 @@ def again(baseline: Contender, sampling: Sampling) -> Contender:
     return Contender(name, "again", baseline.decode)
 
 
-def _peers(bench: Bench, sampling: Sampling, field_: Field) -> list[Contender]:
+def _peers(bench: EvalContext, sampling: Sampling, field_: Candidates) -> list[Contender]:
     early = next(
         (item.params.get("exit_layer") for item in field_.contenders if item.draft == "early_exit"), None
     )
@@ -214,7 +214,7 @@ def _peers(bench: Bench, sampling: Sampling, field_: Field) -> list[Contender]:
     )
 
 
-def _judge_greedy(bench: Bench, section: Section) -> None:
+def _judge_greedy(bench: EvalContext, section: Section) -> None:
     found = section.found
     names = [item.name for item in section.contenders if item.kind == "baseline" and item.failure is None]
     references = {name: found.outputs(name) for name in names}
@@ -226,7 +226,7 @@ def _judge_greedy(bench: Bench, section: Section) -> None:
             section.verdicts[item.name] = judge_greedy(found.outputs(item.name), references, gate, strict)
 
 
-def _judge_sampling(bench: Bench, section: Section, deadline: Deadline) -> None:
+def _judge_sampling(bench: EvalContext, section: Section, deadline: Deadline) -> None:
     """Test the law of what drafted: first the timed tokens of every row, then short continuations while time is left.
 
     A row that never drafted is plain decoding, whose own tokens are tested once for all such rows.
@@ -258,7 +258,7 @@ def _as_plain(stream: LosslessResult, item: Contender) -> LosslessResult:
     return LosslessResult("pass", detail, stream.extra)
 
 
-def _stream(bench: Bench, section: Section, item: Contender) -> LosslessResult:
+def _stream(bench: EvalContext, section: Section, item: Contender) -> LosslessResult:
     """Test the places of a row's timed tokens: a pass an output, a small part of what timing them took."""
     drafted = section.found.counted(item.name).total.drafted
     outputs, seed = _outputs(bench, section, item), bench.settings.seed
@@ -268,7 +268,7 @@ def _stream(bench: Bench, section: Section, item: Contender) -> LosslessResult:
         return LosslessResult("fail", f"sampling: the test itself failed ({one_line(error)})")
 
 
-def _drawn(bench: Bench, item: Contender, context: list[int], deadline: Deadline) -> LosslessResult:
+def _drawn(bench: EvalContext, item: Contender, context: list[int], deadline: Deadline) -> LosslessResult:
     """Test short continuations of a row's strategy against exact enumeration; not run where the time ends before.
 
     `context` is what they continue, chosen at the first call.
@@ -285,13 +285,13 @@ def _drawn(bench: Bench, item: Contender, context: list[int], deadline: Deadline
         return LosslessResult("fail", f"sampling: the test itself failed ({one_line(error)})")
 
 
-def _outputs(bench: Bench, section: Section, item: Contender) -> list[Output]:
+def _outputs(bench: EvalContext, section: Section, item: Contender) -> list[Output]:
     """Pair every timed output of a contender with its prompt."""
     prompts = {(unit.index, row): prompt for unit in bench.units for row, prompt in enumerate(unit.prompts)}
     return [Output(prompts[key[1:]], tokens) for key, tokens in section.found.outputs(item.name).items()]
 
 
-def _judge_batches(bench: Bench, section: Section) -> None:
+def _judge_batches(bench: EvalContext, section: Section) -> None:
     """Add to every verdict what short decodings at batch 1 and in a ragged batch, at several budgets, say."""
     prompts = [prompt for unit in bench.units for prompt in unit.prompts]
     most, deadline = bench.settings.max_new_tokens, batch_deadline(bench.budget)

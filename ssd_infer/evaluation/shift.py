@@ -11,7 +11,7 @@ from ssd_infer.engine.sampling import Sampler, SamplingParams
 from ssd_infer.engine.stats import Stats
 from ssd_infer.engine.target import Target
 from ssd_infer.engine.turns import decode_turns
-from ssd_infer.evaluation.bench import Bench
+from ssd_infer.evaluation.bench import EvalContext
 from ssd_infer.evaluation.budget import Deadline
 from ssd_infer.evaluation.contenders import Sampling
 from ssd_infer.strategies import registry as drafts
@@ -19,7 +19,7 @@ from ssd_infer.strategies.base import DraftParams
 from ssd_infer.strategies.info import row_name
 from ssd_infer.strategies.skip_layers.dp import search_dp
 from ssd_infer.strategies.skip_layers.skip_set import SkipSetParams
-from ssd_infer.tuning.calibration_text import write_material
+from ssd_infer.tuning.calibration_text import write_calibration_set
 from ssd_infer.tuning.sublayer_costs import cached_sublayer_costs
 
 BIN = 16
@@ -38,7 +38,7 @@ class Way:
     note: str = ""
 
 
-def shift_study(bench: Bench, sampling: Sampling, deadline: Deadline) -> dict[str, dict[str, Any]]:
+def shift_study(bench: EvalContext, sampling: Sampling, deadline: Deadline) -> dict[str, dict[str, Any]]:
     """Decode the streams with each way to draft; return what goes to the `extra` of each one's row, by row name.
 
     All ways decode a stream before the next begins; no stream begins after `deadline`, except the first.
@@ -60,23 +60,23 @@ def shift_study(bench: Bench, sampling: Sampling, deadline: Deadline) -> dict[st
     return {row_name(way.draft) + sampling.suffix: _facts(found[way.draft], way, per_turn) for way in ways}
 
 
-def _ways(bench: Bench, target: Target, drawing: SamplingParams) -> list[Way]:
+def _ways(bench: EvalContext, target: Target, drawing: SamplingParams) -> list[Way]:
     """Return SWIFT and DEL, which know nothing beforehand, and a skip set found on prose alone."""
     ways = [
         Way(name, drafts.get(name).parse({}, target))
         for name in ("swift", "early_exit+del")
-        if name in drafts.registry() and drafts.get(name).why_not(target) is None
+        if name in drafts.registry() and drafts.get(name).unsupported_reason(target) is None
     ]
-    if "skip_set" in drafts.registry() and drafts.get("skip_set").why_not(target) is None:
+    if "skip_set" in drafts.registry() and drafts.get("skip_set").unsupported_reason(target) is None:
         ways.append(_offline(bench, target, drawing))
     return ways
 
 
-def _offline(bench: Bench, target: Target, drawing: SamplingParams) -> Way:
+def _offline(bench: EvalContext, target: Target, drawing: SamplingParams) -> Way:
     """Search a skip set on prose of the validation split; it drafts to the end, whatever its gain."""
     width = bench.settings.prompt_tokens
     prompts = [stream[0] for stream in shift_streams(bench.tokenizer, 4, width, seed=1, split="validation")]
-    material = write_material(target, prompts, drawing)
+    material = write_calibration_set(target, prompts, drawing)
     found = search_dp(material, cached_sublayer_costs(target, width + 24, drawing.do_sample))
     outlook = found.outlook
     params = SkipSetParams(

@@ -29,7 +29,7 @@ class Absent:
 
 
 @dataclass(slots=True)
-class Field:
+class Candidates:
     """Who competes at one sampling setting, and who is absent."""
 
     contenders: list[Contender] = field(default_factory=list)
@@ -71,7 +71,7 @@ def check_draft(name: str, raw: Mapping[str, Any] | None = None) -> None:
         drafts.get(found.name).parse(raw, None)
 
 
-def line_up(
+def select_candidates(
     model: nn.Module,
     target: Target | str,
     wanted: str,
@@ -81,14 +81,14 @@ def line_up(
     search_seconds: float = 60.0,
     batch_size: int = 0,
     deadline: Deadline | None = None,
-) -> Field:
+) -> Candidates:
     """Settle every strategy's parameters on `calibration` prompts; one that raises becomes a failed row.
 
     `search_seconds` bounds each search whose own bound is `auto`. A strategy whose `auto` goes by the batch is shown
     `batch_size` of the prompts, repeated where they are fewer; 0 shows it all. Each may take half of what is left until
     `deadline`, or its even share where that is more; one that needs longer is absent with that reason.
     """
-    found = Field()
+    found = Candidates()
     known = known_drafts(wanted)
     deadline = deadline or Budget(0.0).deadline(1.0)
     for place, (name, info) in enumerate(known.items()):
@@ -147,7 +147,7 @@ class Entry:
 
 
 def _settle(
-    found: Field,
+    found: Candidates,
     model: nn.Module,
     target: Target,
     entry: Entry,
@@ -156,7 +156,7 @@ def _settle(
     deadline: Deadline,
 ) -> None:
     strategy, row = drafts.get(entry.draft), entry.row
-    reason = strategy.why_not(target)
+    reason = strategy.unsupported_reason(target)
     if reason is not None:
         found.absent.append(Absent(row, "not_applicable", reason))
         return

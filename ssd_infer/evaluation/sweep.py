@@ -11,7 +11,7 @@ import torch
 from ssd_infer.corpus import build_tasks
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import ConfigError, DataError
-from ssd_infer.evaluation.bench import Bench
+from ssd_infer.evaluation.bench import EvalContext
 from ssd_infer.evaluation.budget import Deadline
 from ssd_infer.evaluation.contenders import one_line
 from ssd_infer.evaluation.long_context import cell_report, measure_cell
@@ -25,7 +25,7 @@ _GAMMA, _DISTINCT = 8, 4
 _Item = TypeVar("_Item")
 
 
-def sparse_sweep(bench: Bench, deadline: Deadline) -> dict[str, Any]:
+def sparse_sweep(bench: EvalContext, deadline: Deadline) -> dict[str, Any]:
     """Return `cells` (throughput by batch × context) and `budgets` (acceptance by slots read), or a `reason`.
 
     Empty when no contexts were asked for. Cells that the deadline leaves no time for, or that fail, become a
@@ -73,7 +73,7 @@ def attach(row: dict[str, Any], sweep: dict[str, Any]) -> None:
             row["status"], row["reason"] = "failed", detail
 
 
-def _tried(bench: Bench, what: str, measure: Callable[[], list[_Item]]) -> list[_Item]:
+def _tried(bench: EvalContext, what: str, measure: Callable[[], list[_Item]]) -> list[_Item]:
     """Return what `measure` returns; if it fails, nothing and a warning: a sweep must not cost a report its rows."""
     try:
         return measure()
@@ -84,24 +84,24 @@ def _tried(bench: Bench, what: str, measure: Callable[[], list[_Item]]) -> list[
         return []
 
 
-def _why_not(bench: Bench) -> str | None:
+def _why_not(bench: EvalContext) -> str | None:
     if isinstance(bench.target, str):
         return bench.target
     if bench.tokenizer is None:
         return "the sweep needs prompts of any length, and this checkpoint has no tokenizer to cut them with"
     if bench.settings.draft not in ("all", NAME):
         return f"not measured: this run asked for draft={bench.settings.draft} only"
-    return SparseAttention.why_not(bench.target)
+    return SparseAttention.unsupported_reason(bench.target)
 
 
-def _filled(bench: Bench, target: Target, context: int, batch: int) -> list[FilledRow]:
+def _filled(bench: EvalContext, target: Target, context: int, batch: int) -> list[FilledRow]:
     """Prefill at most four different prompts; larger batches repeat them."""
     count = min(batch, _DISTINCT)
     task = build_tasks([TASK], bench.tokenizer, count, context, bench.settings.seed)[0]
     return [prefill(target, prompt) for prompt in task.prompts]
 
 
-def _cell(bench: Bench, target: Target, rows: list[FilledRow], batch: int) -> list[dict[str, Any]]:
+def _cell(bench: EvalContext, target: Target, rows: list[FilledRow], batch: int) -> list[dict[str, Any]]:
     settings = bench.settings
     params = settings.draft_params if settings.draft == NAME else {}
     filled = Prefilled(target, rows, batch, settings.max_new_tokens, room_for([params]))
@@ -109,7 +109,7 @@ def _cell(bench: Bench, target: Target, rows: list[FilledRow], batch: int) -> li
     return cell_report(found, filled.slot_bytes, torch.finfo(bench.dtype).bits >= 32)
 
 
-def _by_budget(bench: Bench, target: Target, rows: list[FilledRow], batch: int) -> list[dict[str, Any]]:
+def _by_budget(bench: EvalContext, target: Target, rows: list[FilledRow], batch: int) -> list[dict[str, Any]]:
     """Return acceptance of `pillar` at γ = 8, with nothing but the ratio deciding what is read."""
     filled = Prefilled(target, rows, batch, bench.settings.max_new_tokens)
     fixed = {"selector": "pillar", "gamma": _GAMMA, "min_budget": 1, "cold_start": "prompt"}

@@ -66,7 +66,9 @@ def routes(layers: Iterable[nn.Module]) -> bool:
     return any(_ROUTED.search(type(part).__name__) for layer in layers for part in layer.modules())
 
 
-def why_not(model_type: str, layers: list[MoeLayer], decoder: Iterable[nn.Module] = ()) -> str | None:
+def unsupported_reason(
+    model_type: str, layers: list[MoeLayer], decoder: Iterable[nn.Module] = ()
+) -> str | None:
     """Return None when the routed experts can be thinned out, otherwise the reason in one sentence.
 
     `layers` are those of known form among the layers of `decoder`.

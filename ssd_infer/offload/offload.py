@@ -27,7 +27,7 @@ from ssd_infer.offload.files import (
     read_index,
     write_store,
 )
-from ssd_infer.offload.layout import MATRICES, MoeLayer, moe_layers, routes, why_not
+from ssd_infer.offload.layout import MATRICES, MoeLayer, moe_layers, routes, unsupported_reason
 from ssd_infer.offload.resident import ResidentSet
 from ssd_infer.offload.store import Access, DiskStore, ExpertStore, MemoryStore
 
@@ -286,7 +286,7 @@ def _routed(model: nn.Module) -> list[MoeLayer]:
     reason = None
     if not layers and not routes([model]):
         reason = "the checkpoint has no routed experts"
-    reason = reason or why_not(str(cast(Any, model).config.model_type), layers, [model])
+    reason = reason or unsupported_reason(str(cast(Any, model).config.model_type), layers, [model])
     if reason is not None:
         raise ConfigError([Problem("experts", f"cannot be offloaded: {reason}", type(model).__name__)])
     return layers

@@ -69,7 +69,7 @@ class Strategy(Drafter):
             raise _inapplicable(cls.info.name, reason)
 
     @classmethod
-    def why_not(cls, target: Target) -> str | None:
+    def unsupported_reason(cls, target: Target) -> str | None:
         """Return None when this strategy works on `target`, otherwise the reason, whatever `applicable` runs into."""
         try:
             cls.check_applies(target)

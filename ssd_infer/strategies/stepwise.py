@@ -64,7 +64,7 @@ class Stepwise(Strategy):
         counts: Tensor | None,
         probs: list[Tensor],
         states: list[Tensor],
-        trusted: Tensor | None = None,
+        unverified: Tensor | None = None,
     ) -> Proposal:
         """Put the tokens `(B,)` of each step, with what belongs to them, side by side."""
         return Proposal(
@@ -75,7 +75,7 @@ class Stepwise(Strategy):
             resume_layer=self.resume_layer,
             forwards=len(drafts),
             capture=self.capture,
-            trusted=trusted,
+            unverified=unverified,
         )
 
     def _pick(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:

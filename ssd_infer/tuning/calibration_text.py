@@ -37,7 +37,7 @@ class Scores:
 
 
 @dataclass(slots=True)
-class Material:
+class CalibrationSet:
     """T committed positions of every row, and what the target chooses there: tokens, or distributions."""
 
     session: Session
@@ -87,7 +87,7 @@ class Material:
 @torch.inference_mode()
 def gather(
     session: Session, starts: list[int], width: int, own: Own = "diagonal", capture: tuple[int, ...] = ()
-) -> Material:
+) -> CalibrationSet:
     """Let the full model choose at `width` committed positions from `starts[b]` on, in one scratch pass.
 
     Hidden states after each layer in `capture` (ascending) are kept.
@@ -100,7 +100,7 @@ def gather(
         hidden = states[layer] = target.run(hidden, window, cache, first, layer)
         first = layer
     logits = target.logits(target.run(hidden, window, cache, first))
-    return Material(session, list(starts), ids, choices(session.sampler, logits), states, own)
+    return CalibrationSet(session, list(starts), ids, choices(session.sampler, logits), states, own)
 
 
 def token_ids(session: Session, starts: list[int], width: int) -> Tensor:
@@ -123,13 +123,13 @@ def choices(sampler: Sampler, logits: Tensor) -> Tensor:
     return logits.argmax(dim=-1) if sampler.greedy else sampler.probs(logits)
 
 
-def write_material(
+def write_calibration_set(
     target: Target,
     prompts: list[list[int]],
     sampling: SamplingParams,
     new_tokens: int = NEW_TOKENS,
     count: int = PROMPTS,
-) -> Material:
+) -> CalibrationSet:
     """Let the target continue `count` of the `prompts` plainly; its own text after the first token is the material."""
     shown = [row[-PROMPT_TOKENS:] for row in prompts[:count]]
     session = open_session(target, shown, new_tokens, 0, Sampler(sampling, target.device, seed=0))

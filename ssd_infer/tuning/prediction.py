@@ -15,7 +15,7 @@ THRESHOLDS = (0.0, 0.2, 0.4, 0.6, 0.8)
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class Prediction:
     """What one skip set should give at its best γ and threshold; `drafted` is the mean number of drafts a round."""
 
     gamma: int
@@ -36,14 +36,14 @@ class Outlook:
         )
 
 
-def foresee(
+def predict(
     scores: Scores,
     skips: SkipSet,
     costs: SublayerCosts,
     greedy: bool,
     gammas: Iterable[int] = GAMMAS,
     thresholds: Iterable[float] = THRESHOLDS,
-) -> Outlook:
+) -> Prediction:
     """Return the fastest outlook over `gammas` × `thresholds`."""
     c = costs.ratio(skips)
     found = []
@@ -56,7 +56,7 @@ def foresee(
             v = costs.verify_ratio(drafted, skips)
             alpha = accepted / drafted if drafted else 0.0
             speedup = (1 + accepted) / (drafted * c + v)
-            found.append(Outlook(gamma, threshold, alpha, 1 + accepted, drafted, c, v, speedup))
+            found.append(Prediction(gamma, threshold, alpha, 1 + accepted, drafted, c, v, speedup))
     return max(found, key=lambda outlook: outlook.speedup)
 
 

@@ -1,4 +1,4 @@
-"""Measure a draft against plain decoding before it is trusted: a predicted gain that is small may be none."""
+"""Measure a draft against plain decoding before it is unverified: a predicted gain that is small may be none."""
 
 from __future__ import annotations
 

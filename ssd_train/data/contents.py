@@ -80,7 +80,7 @@ def _commit(name: str, revision: str | None) -> str | None:
     for file in ("config.json", "tokenizer_config.json"):
         try:
             path = cached_file(name, file, revision=revision, _raise_exceptions_for_missing_entries=False)
-        except OSError:  # no such model, no network: loading it says so with all the circumstances
+        except OSError:  # no such model, no network: loading it says so with all the search_environment
             return None
         if path is not None:
             return extract_commit_hash(str(path), None)

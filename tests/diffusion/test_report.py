@@ -128,7 +128,7 @@ def test_a_draft_that_is_wrong_in_company_fails_the_report(
 def test_batches_budgets_and_end_marks_are_compared(
     tmp_path: Path, objective: str, sampler: dict[str, Any]
 ) -> None:
-    from ssd_infer.evaluation.bench import open_bench
+    from ssd_infer.evaluation.bench import open_context
     from ssd_infer.evaluation.budget import Budget, Deadline
     from ssd_infer.evaluation.contenders import Contender, Sampling
     from ssd_infer.evaluation.diffusion.exactness import exact_in_batches
@@ -138,7 +138,7 @@ def test_batches_budgets_and_end_marks_are_compared(
     (tmp_path / "prompts.jsonl").write_text(
         "\n".join(json.dumps({"ids": row}) for row in prompts((9, 12, 5)))
     )
-    bench = open_bench(settings(tmp_path / "model"), lambda _: None)
+    bench = open_context(settings(tmp_path / "model"), lambda _: None)
     draft = Contender("fewer_steps", "strategy", lambda *_: ([], None), draft="fewer_steps")
     draft.params = {"drafter": "ssd_chain", "gamma": 3}
     how = SamplerSettings.of(bench.model.config, sampler)

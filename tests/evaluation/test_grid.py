@@ -24,10 +24,10 @@ class Profile:
     exits = range(1, 21)
 
     def predict(self, exit_layer: int, gamma: int) -> Any:
-        from ssd_infer.strategies.early_exit.exit_calibration import Prediction
+        from ssd_infer.strategies.early_exit.exit_calibration import ExitPrediction
 
         speedup = 2.0 - 0.1 * abs(exit_layer - 13) - 0.1 * abs(gamma - 7)
-        return Prediction(exit_layer, gamma, 0.0, 0.5, 2.0, 0.1, 1.1, speedup)
+        return ExitPrediction(exit_layer, gamma, 0.0, 0.5, 2.0, 0.1, 1.1, speedup)
 
     def best(self) -> Any:
         return self.predict(13, 7)

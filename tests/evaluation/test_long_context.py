@@ -21,7 +21,7 @@ from ssd_infer.evaluation.contenders import Sampling
 from ssd_infer.evaluation.long_context import PLAIN, THEIRS, cell_report, measure_cell
 from ssd_infer.evaluation.peak import PeakMemory
 from ssd_infer.evaluation.prefilled import Prefilled, prefill, prefill_once, room_for
-from ssd_infer.evaluation.strategies import line_up
+from ssd_infer.evaluation.strategies import select_candidates
 from ssd_infer.strategies.base import Resolved
 from ssd_infer.strategies.sparse_attention import sparse_calibration as settle
 from tests.conftest import ModelFactory
@@ -237,16 +237,18 @@ def test_automatic_settings_are_those_of_the_timed_batch(
 ) -> None:
     seen: list[list[list[int]]] = []
 
-    def settle_sparse(_target: Any, _params: Any, prompts: list[list[int]], _do_sample: bool) -> Resolved:
+    def resolve_sparse_attention(
+        _target: Any, _params: Any, prompts: list[list[int]], _do_sample: bool
+    ) -> Resolved:
         seen.append(prompts)
         return Resolved(None)
 
-    monkeypatch.setattr(settle, "settle_sparse", settle_sparse)
+    monkeypatch.setattr(settle, "settle_sparse", resolve_sparse_attention)
     model = tiny_model()
     rows = [*prompts_of(2, 9), *prompts_of(1, 30)]
     for size in (1, 4):
         target = Target.of(model)
-        line_up(model, target, "sparse_attention", {}, Sampling(), rows, batch_size=size)
+        select_candidates(model, target, "sparse_attention", {}, Sampling(), rows, batch_size=size)
     assert [[len(row) for row in shown] for shown in seen] == [[30], [30, 9, 9, 30]]
 
 

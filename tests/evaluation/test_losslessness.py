@@ -150,8 +150,10 @@ def test_right_sampler_passes(tiny_model: ModelFactory) -> None:
 def wrong_sample(accept: Any, how: str) -> Any:
     """Return a verifier with one mistake."""
 
-    def broken(logits: Any, drafts: Any, counts: Any, probs: Any, sampler: Any, trusted: Any = None) -> Any:
-        taken, following = accept(logits, drafts, counts, probs, sampler, trusted)
+    def broken(
+        logits: Any, drafts: Any, counts: Any, probs: Any, sampler: Any, unverified: Any = None
+    ) -> Any:
+        taken, following = accept(logits, drafts, counts, probs, sampler, unverified)
         rows = torch.arange(len(taken))
         if how == "accepts everything":
             taken = torch.full_like(taken, drafts.shape[1])

@@ -309,9 +309,9 @@ def accept_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     right = loop.accept
 
     def accept_all(
-        logits: Any, draft: Any, counts: Any, probs: Any, sampler: Any, trusted: Any = None
+        logits: Any, draft: Any, counts: Any, probs: Any, sampler: Any, unverified: Any = None
     ) -> Any:
-        taken, following = right(logits, draft, counts, probs, sampler, trusted)
+        taken, following = right(logits, draft, counts, probs, sampler, unverified)
         return torch.full_like(taken, draft.shape[1]), following
 
     monkeypatch.setattr(loop, "accept", accept_all)

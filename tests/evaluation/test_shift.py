@@ -13,7 +13,7 @@ from ssd_infer.corpus.shift_text import KINDS, dialogue, shift_streams
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import DataError
 from ssd_infer.evaluation import bench, evaluate, runner, shift
-from ssd_infer.evaluation.bench import Bench
+from ssd_infer.evaluation.bench import EvalContext
 from ssd_infer.evaluation.budget import Budget
 from ssd_infer.evaluation.contenders import Sampling
 from ssd_infer.evaluation.shift import BIN, shift_study
@@ -65,7 +65,7 @@ def studied(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(shift, "FEWEST_TOKENS", 20)
     settings = EvalSettings(checkpoint="-", samples=2, max_new_tokens=20, prompt_tokens=24)
     streams = shift_streams(Bytes(), 2, 24, seed=0)
-    one = Bench(
+    one = EvalContext(
         settings, model, Bytes(), Target.of(model), [], [], [], Budget(0), lambda _line: None, streams
     )
     return shift_study(one, Sampling(), one.budget.deadline(1.0))

@@ -24,7 +24,7 @@ from ssd_infer.offload.offload import evaluation_model, load_offloaded, make_sto
 from ssd_infer.offload.policies import POLICIES, belady_loads, replay
 from ssd_infer.offload.resident import ResidentSet
 from ssd_infer.offload.store import DiskStore, reserve
-from ssd_infer.strategies.skip_layers.saved_search import circumstances
+from ssd_infer.strategies.skip_layers.saved_search import search_environment
 from tests.conftest import build_model
 from tests.experts.support import EXPERTS as E
 from tests.experts.support import FAMILIES, TOP_K, build_moe, greedy, offloaded, stored
@@ -462,7 +462,7 @@ def test_a_saved_search_belongs_to_the_experts_it_was_made_with(tmp_path: Path) 
     for seed in (0, 1):
         stored(tmp_path / str(seed), seed=seed)
         loaded, _ = offloaded(tmp_path / str(seed))
-        found.append(circumstances(Target.of(loaded.model), do_sample=False))
+        found.append(search_environment(Target.of(loaded.model), do_sample=False))
     assert found[0]["experts"] != found[1]["experts"]
     assert found[0]["weights"] != found[1]["weights"]
 

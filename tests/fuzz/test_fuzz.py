@@ -90,7 +90,7 @@ class Trusting(Echo):
 
     def propose(self, limit: int) -> Proposal:
         proposal = super().propose(limit)
-        proposal.trusted = torch.ones_like(proposal.tokens, dtype=torch.bool)
+        proposal.unverified = torch.ones_like(proposal.tokens, dtype=torch.bool)
         return proposal
 
 

@@ -266,7 +266,7 @@ def test_a_strategy_that_cannot_tell_whether_it_applies_says_why(
 
     monkeypatch.setattr(EarlyExit, "applicable", broken)
     reason = "looking whether it applies failed with KeyError: 'gate'"
-    assert drafts.get("early_exit").why_not(Target.of(tiny_model())) == reason
+    assert drafts.get("early_exit").unsupported_reason(Target.of(tiny_model())) == reason
     with pytest.raises(ConfigError, match=re.escape(reason)) as caught:
         ssd_infer.generate(tiny_model(), [[2, 3]], draft="early_exit", max_new_tokens=2)
     assert isinstance(caught.value.__cause__, KeyError)

@@ -15,7 +15,7 @@ from ssd_infer.engine.sampling import Sampler, SamplingParams
 from ssd_infer.engine.target import Target
 from ssd_infer.engine.uniforms import Purpose, Uniforms
 from ssd_infer.strategies.sparse_attention.sparse_attention import SparseAttentionParams
-from ssd_infer.strategies.sparse_attention.sparse_calibration import pace_of
+from ssd_infer.strategies.sparse_attention.sparse_calibration import draft_length_controller
 from tests.conftest import build_model
 
 ROWS = [[5, 6, 7, 5, 6, 7, 5], [9, 8], [3, 4, 3, 4, 3], [11, 12, 13, 14]]
@@ -171,13 +171,13 @@ def test_a_decoding_leaves_nothing_for_the_next(model: Any) -> None:
     """An adapting draft starts from the same estimate however often it ran."""
     params = SparseAttentionParams("streaming", 0.5, 4, 3, "dense", adapt=True)
     target = Target.of(model)
-    before = pace_of(target, params, [7]).shares
+    before = draft_length_controller(target, params, [7]).shares
     for _ in range(2):
         out = ssd_infer.generate(
             model, [ROWS[0]], draft="sparse_attention", draft_params=asdict(params), max_new_tokens=24
         )
         assert "shares" in out.stats.report
-        assert pace_of(target, params, [7]).shares == before
+        assert draft_length_controller(target, params, [7]).shares == before
 
 
 @pytest.mark.parametrize("name", ["plain", "early_exit", "confident", "ngram", "skip_set", "copies"])

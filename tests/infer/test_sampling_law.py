@@ -91,9 +91,9 @@ def _accept_everything(
     counts: Tensor | None,
     probs: Tensor | None,
     sampler: Sampler,
-    trusted: Tensor | None = None,
+    unverified: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    del probs, trusted
+    del probs, unverified
     accepted = torch.full((drafts.shape[0],), drafts.shape[1]) if counts is None else counts
     return accepted, sampler.draw(sampler.probs(logits)[torch.arange(drafts.shape[0]), accepted])
 
@@ -104,9 +104,9 @@ def _resample_from_p(
     counts: Tensor | None,
     probs: Tensor | None,
     sampler: Sampler,
-    trusted: Tensor | None = None,
+    unverified: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    accepted, following = acceptance.accept(logits, drafts, counts, probs, sampler, trusted)
+    accepted, following = acceptance.accept(logits, drafts, counts, probs, sampler, unverified)
     wrong = sampler.draw(sampler.probs(logits)[torch.arange(drafts.shape[0]), accepted])
     limit = drafts.shape[1] if counts is None else counts
     return accepted, torch.where(accepted < limit, wrong, following)
@@ -118,9 +118,9 @@ def _bonus_without_top_p(
     counts: Tensor | None,
     probs: Tensor | None,
     sampler: Sampler,
-    trusted: Tensor | None = None,
+    unverified: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    accepted, following = acceptance.accept(logits, drafts, counts, probs, sampler, trusted)
+    accepted, following = acceptance.accept(logits, drafts, counts, probs, sampler, unverified)
     raw = sampler.draw(logits.softmax(-1)[torch.arange(drafts.shape[0]), accepted])
     limit = drafts.shape[1] if counts is None else counts
     return accepted, torch.where(accepted == limit, raw, following)

@@ -9,7 +9,7 @@ import torch
 
 import ssd_infer
 from ssd_infer.engine.session import Feedback
-from ssd_infer.engine.sublayers import SkipSet, skip_view, why_not
+from ssd_infer.engine.sublayers import SkipSet, skip_view, unsupported_reason
 from ssd_infer.engine.target import Target
 from ssd_infer.engine.window import Window
 from ssd_infer.errors import ConfigError
@@ -211,15 +211,15 @@ def test_layers_behind_a_wrapper_are_refused(tiny_model: ModelFactory) -> None:
     target = Target.of(model)
     layer = model.model.layers[2]
     layer.forward = layer.forward
-    assert "wrapper" in (why_not(target) or "")
+    assert "wrapper" in (unsupported_reason(target) or "")
 
 
 def test_layers_wrapped_between_two_decodings_are_examined_again(tiny_model: ModelFactory) -> None:
     model = tiny_model(initializer_range=0.1)
-    assert why_not(Target.of(model)) is None
+    assert unsupported_reason(Target.of(model)) is None
     layer = model.model.layers[2]
     layer.forward = layer.forward
-    assert "wrapper" in (why_not(Target.of(model)) or "")
+    assert "wrapper" in (unsupported_reason(Target.of(model)) or "")
 
 
 def test_settled_parameters_say_so() -> None:
@@ -235,7 +235,7 @@ def test_verification_goes_on_from_the_first_skipped_layer(tiny_model: ModelFact
         model.model.layers[index].register_forward_pre_hook(
             lambda _, args, seen=seen: seen.append(args[0].shape[1])
         )
-    assert why_not(Target.of(model)) is None  # asked once a view, by running its layers
+    assert unsupported_reason(Target.of(model)) is None  # asked once a view, by running its layers
     params = PARAMS | {"skip_attention": [2, 3], "skip_mlp": []}
     for seen in widths.values():
         seen.clear()

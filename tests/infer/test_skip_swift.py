@@ -13,7 +13,7 @@ from ssd_infer.engine.target import Target
 from ssd_infer.strategies.skip_layers.episode import Episode
 from ssd_infer.strategies.skip_layers.online import AcceptanceDrop
 from ssd_infer.strategies.skip_layers.swift import FORESEEN, Swift, _Budget
-from ssd_infer.tuning.prediction import Outlook
+from ssd_infer.tuning.prediction import Prediction
 from ssd_infer.tuning.sublayer_costs import remember_costs
 from tests.conftest import FAMILIES, ModelFactory, build_model
 from tests.infer import test_sampling_law as sampling
@@ -132,7 +132,7 @@ def _promise_too_much(self: Episode, _skips: SkipSet) -> bool:
     """Adopt the worst set there is, and promise the moon."""
     layers = range(1, self.proposer.num_layers - 1)
     self.best, self.trials = SkipSet.of(layers, layers), self.trials + 1
-    self.outlook = Outlook(4, 0.0, 1.0, 5.0, 4.0, 0.1, 1.0, 3.0)
+    self.outlook = Prediction(4, 0.0, 1.0, 5.0, 4.0, 0.1, 1.0, 3.0)
     return self.trials == 1
 
 
@@ -197,7 +197,7 @@ def test_an_exception_inside_a_search_leaves_the_model_alone(
 def test_a_small_promise_is_not_drafted_on(tiny_model: ModelFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     def promise(self: Episode, skips: SkipSet) -> bool:
         self.best, self.trials = skips, self.trials + 1
-        self.outlook = Outlook(4, 0.0, 0.5, 3.0, 4.0, 0.3, 1.0, 1.05)
+        self.outlook = Prediction(4, 0.0, 0.5, 3.0, 4.0, 0.3, 1.0, 1.05)
         return True
 
     monkeypatch.setattr(Episode, "score", promise)

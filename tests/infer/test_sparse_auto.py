@@ -12,7 +12,7 @@ from ssd_infer.engine.target import Target
 from ssd_infer.strategies.sparse_attention import draft_length as pace_module
 from ssd_infer.strategies.sparse_attention import sparse_calibration as settle
 from ssd_infer.strategies.sparse_attention import sparse_memory as memory
-from ssd_infer.strategies.sparse_attention.draft_length import Pace
+from ssd_infer.strategies.sparse_attention.draft_length import DraftLengthController
 from ssd_infer.strategies.sparse_attention.selectors import Pillar
 from ssd_infer.strategies.sparse_attention.sparse_attention import SparseAttention, SparseAttentionParams
 from ssd_infer.strategies.sparse_attention.sparse_costs import SparseCosts
@@ -113,7 +113,7 @@ def test_drafting_stops_when_drafts_are_wrong(
 
 
 def test_pace_counts_judged_drafts_by_position() -> None:
-    pace = Pace([0.5] * 4, 4)
+    pace = DraftLengthController([0.5] * 4, 4)
     assert pace.shares == pytest.approx([0.5] * 4)
     # right: 2 1 1 1, judged: 2 2 1 1; one error where three were expected, and twelve more in the prior
     pace.learn([4, 1], [4, 4])
@@ -134,7 +134,7 @@ def test_pace_counts_judged_drafts_by_position() -> None:
 
 def test_bad_luck_at_one_position_is_forgotten() -> None:
     """Without it γ stays below a position that failed once: what is not drafted is not judged."""
-    pace = Pace([0.9] * 4, 4)
+    pace = DraftLengthController([0.9] * 4, 4)
     pace.learn([2] * 8, [3] * 8)
     unlucky = pace.shares[2]
     assert unlucky < 0.5 < 0.85 < pace.shares[0]
@@ -145,7 +145,7 @@ def test_bad_luck_at_one_position_is_forgotten() -> None:
 
 
 def test_pace_follows_what_is_accepted() -> None:
-    pace = Pace([0.9] * 12, 12, CHEAP, 50)
+    pace = DraftLengthController([0.9] * 12, 12, CHEAP, 50)
     before = pace.gamma(100)
     for _ in range(40):
         pace.learn([2], [before])
@@ -153,7 +153,7 @@ def test_pace_follows_what_is_accepted() -> None:
 
 
 def test_pace_pauses_and_looks_again() -> None:
-    pace = Pace([0.9] * 12, 12, DEAR, 50)
+    pace = DraftLengthController([0.9] * 12, 12, DEAR, 50)
     plan = []
     heard = []
     for _ in range(200):
@@ -163,7 +163,7 @@ def test_pace_pauses_and_looks_again() -> None:
     assert looks == [95, 191]
     assert {plan[at] for at in looks} == {2}
     assert [at for at, told in enumerate(heard) if told] == looks
-    cheap = Pace([0.9] * 12, 12, CHEAP, 50)
+    cheap = DraftLengthController([0.9] * 12, 12, CHEAP, 50)
     assert (cheap.gamma(100) > 2, cheap.gamma(1)) == (True, 1)
 
 

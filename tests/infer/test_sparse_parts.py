@@ -10,7 +10,7 @@ from ssd_infer.engine.cache import RowCache
 from ssd_infer.engine.kernels import flex
 from ssd_infer.engine.kernels import grouped as attention
 from ssd_infer.engine.kernels.grouped import FullAttention, prefill_attention, window_attention
-from ssd_infer.engine.kernels.layers import attention_view, why_not
+from ssd_infer.engine.kernels.layers import attention_view, unsupported_reason
 from ssd_infer.engine.kernels.listener import Probs
 from ssd_infer.engine.kernels.reads import Reads
 from ssd_infer.engine.target import Target
@@ -338,7 +338,7 @@ def test_quest_reads_every_page_that_can_hold_the_best_key() -> None:
 def test_grouped_layers_compute_what_the_model_computes(tiny_model: ModelFactory, name: str) -> None:
     model = tiny_model(name, **({"sliding_window": None} if name == "mistral" else {}))
     target = Target.of(model)
-    assert why_not(target) is None
+    assert unsupported_reason(target) is None
     ids = torch.randint(2, 97, (2, 30), generator=torch.Generator().manual_seed(0))
     table = target.geometry(30)
     with torch.inference_mode():
@@ -365,7 +365,7 @@ def test_attention_of_another_kind_is_refused(
     monkeypatch.setattr(
         attention, "window_attention", lambda *arguments: forward(*arguments[:4], 0.9, *arguments[5:])
     )
-    assert "off by" in str(why_not(Target.of(model)))
+    assert "off by" in str(unsupported_reason(Target.of(model)))
 
 
 def test_rows_that_end_leave_their_place_without_a_copy() -> None:

@@ -15,9 +15,9 @@ from ssd_infer.engine.target import Target
 from ssd_infer.strategies.skip_layers.branches import Branches, look_back
 from ssd_infer.strategies.skip_layers.dp import plan, search_dp
 from ssd_infer.strategies.skip_layers.polish import polish
-from ssd_infer.tuning.calibration_text import write_material
+from ssd_infer.tuning.calibration_text import write_calibration_set
 from ssd_infer.tuning.costs import Costs
-from ssd_infer.tuning.prediction import Outlook
+from ssd_infer.tuning.prediction import Prediction
 from ssd_infer.tuning.sublayer_costs import SublayerCosts
 from tests.conftest import FAMILIES, ModelFactory
 from tests.infer.test_exactness import prompts
@@ -92,7 +92,7 @@ def test_branches_reproduce_the_full_model_and_its_views(tiny_model: ModelFactor
     model = tiny_model(name, initializer_range=0.1, **changes)
     target = Target.of(model)
     rows = [row.tolist() for row in prompts(3, 97)]
-    material = write_material(target, rows, SamplingParams(), 13)
+    material = write_calibration_set(target, rows, SamplingParams(), 13)
     with torch.inference_mode():
         branches = Branches(material)
         start, full = branches.full_states()
@@ -107,7 +107,7 @@ def test_branches_reproduce_the_full_model_and_its_views(tiny_model: ModelFactor
 def test_looking_back_gives_the_full_models_states(tiny_model: ModelFactory) -> None:
     model = tiny_model()
     target = Target.of(model)
-    session = write_material(target, [[2, 3, 4, 5], [6, 7]], SamplingParams(), 12).session
+    session = write_calibration_set(target, [[2, 3, 4, 5], [6, 7]], SamplingParams(), 12).session
     material, states = look_back(session, 8)
     assert len(states) == 9
     assert material.reference.tolist() == [
@@ -124,7 +124,7 @@ def test_search_finds_dead_sublayers(tiny_model: ModelFactory) -> None:
         for index in (2, 3, 4):
             model.model.layers[index].mlp.down_proj.weight.zero_()
     rows = [row.tolist() for row in prompts(4, 97)]
-    material = write_material(Target.of(model), rows, SamplingParams(), 25)
+    material = write_calibration_set(Target.of(model), rows, SamplingParams(), 25)
     found = search_dp(material, flat_costs(6))
     assert {1, 3} <= found.skips.attention
     assert {2, 3, 4} <= found.skips.mlp
@@ -140,7 +140,7 @@ def test_early_exits_compete(tiny_model: ModelFactory) -> None:
             layer.self_attn.o_proj.weight.zero_()
             layer.mlp.down_proj.weight.zero_()
     rows = [row.tolist() for row in prompts(4, 97)]
-    material = write_material(Target.of(model), rows, SamplingParams(), 25)
+    material = write_calibration_set(Target.of(model), rows, SamplingParams(), 25)
     found = search_dp(material, flat_costs(6), polishing=0.0)
     assert set(range(2, 6)) <= found.skips.attention & found.skips.mlp
 
@@ -150,17 +150,17 @@ class Table:
 
     def __init__(self, gains: list[float]) -> None:
         self.gains = gains
-        self.known: dict[SkipSet, Outlook] = {}
+        self.known: dict[SkipSet, Prediction] = {}
         self.outlook(SkipSet())
 
-    def outlook(self, skips: SkipSet) -> Outlook:
+    def outlook(self, skips: SkipSet) -> Prediction:
         value = 1.0 + sum(
             g for g, bit in zip(self.gains, skips.bits(len(self.gains) // 2), strict=True) if bit
         )
-        return self.known.setdefault(skips, Outlook(1, 0.0, 1.0, 2.0, 1.0, 0.5, 1.0, value))
+        return self.known.setdefault(skips, Prediction(1, 0.0, 1.0, 2.0, 1.0, 0.5, 1.0, value))
 
     @property
-    def best(self) -> tuple[SkipSet, Outlook]:
+    def best(self) -> tuple[SkipSet, Prediction]:
         return max(self.known.items(), key=lambda item: item[1].speedup)
 
 

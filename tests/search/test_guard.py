@@ -14,10 +14,10 @@ from ssd_infer.engine.sublayers import SkipSet
 from ssd_infer.engine.target import Target
 from ssd_infer.strategies.skip_layers import skip_calibration as settle
 from ssd_infer.strategies.skip_layers.guard import PAUSE, TRUST_AFTER, GainGuard
-from ssd_infer.strategies.skip_layers.search_result import Found
+from ssd_infer.strategies.skip_layers.search_result import SearchResult
 from ssd_infer.strategies.skip_layers.skip_set import SkipSetDrafter, SkipSetParams
 from ssd_infer.tuning import race
-from ssd_infer.tuning.prediction import Outlook
+from ssd_infer.tuning.prediction import Prediction
 from ssd_infer.tuning.race import least_running, measured_speedup
 from ssd_infer.tuning.sublayer_costs import remember_costs
 from tests.conftest import ModelFactory
@@ -28,8 +28,8 @@ SKIPS = SkipSet.of([1, 2], [1, 2])
 EVERYTHING = {"skip_attention": [0, 1, 2, 3], "skip_mlp": [0, 1, 2, 3], "gamma": 4, "confidence": 0.0}
 
 
-def outlook(speedup: float) -> Outlook:
-    return Outlook(3, 0.0, 0.8, 3.4, 3.0, 0.4, 1.1, speedup)
+def outlook(speedup: float) -> Prediction:
+    return Prediction(3, 0.0, 0.8, 3.4, 3.0, 0.4, 1.1, speedup)
 
 
 def test_a_losing_draft_pauses_and_each_pause_is_twice_as_long() -> None:
@@ -118,8 +118,8 @@ def settled(model: Any, raced: float, predicted: float, monkeypatch: pytest.Monk
         return raced
 
     monkeypatch.setattr(settle, "measured_speedup", measure)
-    settle.remember(target, Found(SKIPS, outlook(predicted), "dp", 1.0, 3))
-    found = settle.settle_skip_set(SkipSetDrafter, target, SkipSetParams(), [[2, 3]], False)
+    settle.remember(target, SearchResult(SKIPS, outlook(predicted), "dp", 1.0, 3))
+    found = settle.resolve_skip_set(SkipSetDrafter, target, SkipSetParams(), [[2, 3]], False)
     return found, asked
 
 

@@ -12,9 +12,9 @@ import ssd_infer
 from ssd_infer.engine.sampling import SamplingParams
 from ssd_infer.engine.sublayers import SkipSet, skip_view
 from ssd_infer.engine.target import Target
-from ssd_infer.tuning.calibration_text import Material, Scores, gather, write_material
+from ssd_infer.tuning.calibration_text import CalibrationSet, Scores, gather, write_calibration_set
 from ssd_infer.tuning.costs import Costs
-from ssd_infer.tuning.prediction import foresee, geometric_speedup
+from ssd_infer.tuning.prediction import geometric_speedup, predict
 from ssd_infer.tuning.sublayer_costs import SublayerCosts
 from tests.conftest import FAMILIES, ModelFactory
 from tests.infer.test_exactness import prompts
@@ -24,21 +24,23 @@ SKIPS = SkipSet.of([1, 2], [2])
 
 
 @pytest.fixture(params=FAMILIES)
-def material(request: pytest.FixtureRequest, tiny_model: ModelFactory) -> Iterator[Material]:
+def material(request: pytest.FixtureRequest, tiny_model: ModelFactory) -> Iterator[CalibrationSet]:
     """Ragged material of every family."""
     changes = {"sliding_window": 16} if request.param == "mistral" else {}
     model = tiny_model(request.param, initializer_range=0.1, vocab_size=29, **changes)
-    yield write_material(Target.of(model), [row.tolist() for row in prompts(4, 29)], SamplingParams(), 33)
+    yield write_calibration_set(
+        Target.of(model), [row.tolist() for row in prompts(4, 29)], SamplingParams(), 33
+    )
     del model  # a target holds its model weakly
 
 
-def test_the_full_model_agrees_with_itself(material: Material) -> None:
+def test_the_full_model_agrees_with_itself(material: CalibrationSet) -> None:
     assert material.score(material.target.layers).mean == 1.0
     text = [row.tokens[row.prompt_length + 1 :] for row in material.session.rows]
     assert material.reference.tolist() == text
 
 
-def test_position_scores_are_what_single_drafts_win(material: Material) -> None:
+def test_position_scores_are_what_single_drafts_win(material: CalibrationSet) -> None:
     """With γ = 1 every draft is a first draft: simulated and real acceptance are the same numbers."""
     scores = material.score(skip_view(material.target, SKIPS))
     rows = [row.tokens[: row.prompt_length] for row in material.session.rows]
@@ -51,12 +53,12 @@ def test_position_scores_are_what_single_drafts_win(material: Material) -> None:
     out = ssd_infer.generate(
         material.target.model, rows, draft="skip_set", draft_params=params, max_new_tokens=33
     )
-    outlook = foresee(scores, SKIPS, flat_costs(4), True, [1], [0.0])
+    outlook = predict(scores, SKIPS, flat_costs(4), True, [1], [0.0])
     assert 0 < out.stats.total.accepted < out.stats.total.drafted
     assert out.stats.total.tau == pytest.approx(outlook.tau, abs=0.02)
 
 
-def test_scratch_passes_write_nothing(material: Material) -> None:
+def test_scratch_passes_write_nothing(material: CalibrationSet) -> None:
     cache = material.session.cache
     before = [tensor.clone() for tensor in cache._keys + cache._values if tensor is not None]
     material.score(skip_view(material.target, SKIPS))
@@ -69,7 +71,7 @@ def test_scratch_logits_equal_a_written_pass(tiny_model: ModelFactory, own: Any)
     """A causal scratch pass is an ordinary pass over the same keys; for the full model so is a diagonal one."""
     model = tiny_model()
     target = Target.of(model)
-    material = write_material(target, [[2, 3, 4, 5], [6, 7, 8]], SamplingParams(), 9)
+    material = write_calibration_set(target, [[2, 3, 4, 5], [6, 7, 8]], SamplingParams(), 9)
     again = gather(material.session, material.starts, 8, own)
     view = target.layers if own == "diagonal" else skip_view(target, SKIPS)
     with torch.inference_mode():
@@ -90,7 +92,7 @@ def test_scratch_logits_equal_a_written_pass(tiny_model: ModelFactory, own: Any)
 def test_sampling_scores_are_overlaps(tiny_model: ModelFactory) -> None:
     model = tiny_model(initializer_range=0.1)
     target = Target.of(model)
-    material = write_material(target, [[2, 3, 4]], SamplingParams(do_sample=True, top_p=0.9), 9)
+    material = write_calibration_set(target, [[2, 3, 4]], SamplingParams(do_sample=True, top_p=0.9), 9)
     scores = material.score(skip_view(target, SKIPS))
     assert ((scores.acceptance > 0) & (scores.acceptance <= 1 + 1e-5)).all()
     assert scores.mean < 1
@@ -104,16 +106,16 @@ def scores_of(bits: list[float], confidence: list[float]) -> Scores:
 def test_rounds_by_hand() -> None:
     bits, sure = [1.0, 1.0, 0.0, 1.0, 0.0, 0.0], [0.9] * 6
     costs = flat_costs(2)
-    outlook = foresee(scores_of(bits, sure), SkipSet(), costs, True, [2], [0.0])
+    outlook = predict(scores_of(bits, sure), SkipSet(), costs, True, [2], [0.0])
     assert (outlook.tau, outlook.drafted) == (pytest.approx(2.0), pytest.approx((2 + 2 + 1) / 3))
     doubts = [0.9, 0.1, 0.9, 0.9, 0.9, 0.9]  # the second token is appended, nothing after it
-    outlook = foresee(scores_of(bits, doubts), SkipSet(), costs, True, [6], [0.5])
+    outlook = predict(scores_of(bits, doubts), SkipSet(), costs, True, [6], [0.5])
     assert outlook.drafted == pytest.approx((2 + 3 + 1) / 3)
 
 
 def test_sampling_rounds_are_expectations() -> None:
     scores = scores_of([0.5] * 400, [0.9] * 400)
-    outlook = foresee(scores, SkipSet(), flat_costs(2), False, [2], [0.0])
+    outlook = predict(scores, SkipSet(), flat_costs(2), False, [2], [0.0])
     assert outlook.tau == pytest.approx(1 + 0.5 + 0.25, abs=0.01)
 
 

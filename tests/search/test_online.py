@@ -12,7 +12,7 @@ from ssd_infer.engine.sublayers import SkipSet
 from ssd_infer.engine.target import Target
 from ssd_infer.strategies.skip_layers.episode import Episode, StopRules
 from ssd_infer.strategies.skip_layers.online import AcceptanceDrop, Belief, Proposer, Reach, RunningGain
-from ssd_infer.tuning.calibration_text import Material, Scores, write_material
+from ssd_infer.tuning.calibration_text import CalibrationSet, Scores, write_calibration_set
 from tests.conftest import ModelFactory
 from tests.search.test_dp import flat_costs
 
@@ -20,7 +20,7 @@ from tests.search.test_dp import flat_costs
 def test_matchness_of_a_hand_made_sequence(tiny_model: ModelFactory) -> None:
     """Five positions, three on which the skipped model chooses what the full one chose."""
     model = tiny_model()
-    material = write_material(Target.of(model), [[2, 3, 4]], SamplingParams(), 6)
+    material = write_calibration_set(Target.of(model), [[2, 3, 4]], SamplingParams(), 6)
     material.reference = torch.tensor([[5, 6, 7, 8, 9]])
     logits = torch.nn.functional.one_hot(torch.tensor([[5, 1, 7, 8, 2]]), 97).float() * 20
     assert material.compare(logits).mean == pytest.approx(3 / 5)
@@ -154,7 +154,9 @@ def test_a_fall_of_acceptance_is_noticed_once() -> None:
 
 def test_material_follows_rows(tiny_model: ModelFactory) -> None:
     model = tiny_model()
-    material: Material = write_material(Target.of(model), [[2, 3], [4, 5, 6], [7]], SamplingParams(), 6)
+    material: CalibrationSet = write_calibration_set(
+        Target.of(model), [[2, 3], [4, 5, 6], [7]], SamplingParams(), 6
+    )
     starts, ids = list(material.starts), material.ids.clone()
     with torch.inference_mode():
         material.session.keep_rows([0, 2])

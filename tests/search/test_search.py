@@ -21,17 +21,17 @@ from ssd_infer.strategies.skip_layers import saved_search as store
 from ssd_infer.strategies.skip_layers import skip_calibration as settle
 from ssd_infer.strategies.skip_layers.bayes import Progress, probes, search_bayes
 from ssd_infer.strategies.skip_layers.offline_search import prepare, search, tokens_per_second
-from ssd_infer.strategies.skip_layers.search_result import Found
-from ssd_infer.tuning.calibration_text import Material, write_material
-from ssd_infer.tuning.prediction import Outlook
+from ssd_infer.strategies.skip_layers.search_result import SearchResult
+from ssd_infer.tuning.calibration_text import CalibrationSet, write_calibration_set
+from ssd_infer.tuning.prediction import Prediction
 from ssd_infer.tuning.sublayer_costs import cached_sublayer_costs, remember_costs
 from tests.conftest import ModelFactory, build_model
 from tests.infer.test_exactness import prompts, reference
 from tests.search.test_dp import flat_costs
 
 
-def outlook(speedup: float) -> Outlook:
-    return Outlook(3, 0.0, 0.8, 3.4, 3.0, 0.4, 1.1, speedup)
+def outlook(speedup: float) -> Prediction:
+    return Prediction(3, 0.0, 0.8, 3.4, 3.0, 0.4, 1.1, speedup)
 
 
 def dead_middle(model: Any) -> Any:
@@ -42,9 +42,9 @@ def dead_middle(model: Any) -> Any:
     return model
 
 
-def material_of(model: Any) -> Material:
+def material_of(model: Any) -> CalibrationSet:
     rows = [row.tolist() for row in prompts(3, 97)]
-    return write_material(Target.of(model), rows, SamplingParams(), 17)
+    return write_calibration_set(Target.of(model), rows, SamplingParams(), 17)
 
 
 def test_bayes_finds_dead_sublayers_and_reports_progress(tiny_model: ModelFactory) -> None:
@@ -60,7 +60,7 @@ def test_bayes_finds_dead_sublayers_and_reports_progress(tiny_model: ModelFactor
 def test_bayes_starts_from_its_probes_and_obeys_its_time(tiny_model: ModelFactory) -> None:
     asked: list[SkipSet] = []
 
-    def objective(skips: SkipSet, _outlook: Outlook) -> float:
+    def objective(skips: SkipSet, _outlook: Prediction) -> float:
         asked.append(skips)
         return float(len(skips))
 
@@ -97,7 +97,7 @@ def checkpoint(tmp_path: Path) -> Path:
 def test_a_result_is_saved_beside_the_checkpoint_and_used_by_auto(checkpoint: Path) -> None:
     loaded = ssd_infer.load(checkpoint, device="cpu")
     target = Target.of(loaded.model)
-    found = Found(SkipSet.of([], [1, 2]), outlook(1.5), "dp", 2.0, 9)
+    found = SearchResult(SkipSet.of([], [1, 2]), outlook(1.5), "dp", 2.0, 9)
     store.save(checkpoint, target, False, found)
     again = ssd_infer.load(checkpoint, device="cpu")
     rows = prompts(2, 97)
@@ -112,7 +112,9 @@ def test_a_result_is_saved_beside_the_checkpoint_and_used_by_auto(checkpoint: Pa
 def test_other_circumstances_are_named_and_measured_again(checkpoint: Path) -> None:
     loaded = ssd_infer.load(checkpoint, device="cpu")
     target = Target.of(loaded.model)
-    path = store.save(checkpoint, target, False, Found(SkipSet.of([1], []), outlook(9.9), "dp", 2.0, 9))
+    path = store.save(
+        checkpoint, target, False, SearchResult(SkipSet.of([1], []), outlook(9.9), "dp", 2.0, 9)
+    )
     found, note = store.load(checkpoint, target, False)
     assert found is not None
     assert (found.skips, note) == (SkipSet.of([1], []), "")
@@ -131,7 +133,7 @@ def test_other_circumstances_are_named_and_measured_again(checkpoint: Path) -> N
 def test_changed_weights_void_a_result(checkpoint: Path) -> None:
     loaded = ssd_infer.load(checkpoint, device="cpu")
     target = Target.of(loaded.model)
-    store.save(checkpoint, target, False, Found(SkipSet.of([1], []), outlook(9.9), "dp", 2.0, 9))
+    store.save(checkpoint, target, False, SearchResult(SkipSet.of([1], []), outlook(9.9), "dp", 2.0, 9))
     changed = ssd_infer.load(checkpoint, device="cpu")
     other = Target.of(changed.model)
     with torch.no_grad():
@@ -145,7 +147,9 @@ def test_results_for_several_circumstances_live_together(checkpoint: Path) -> No
     loaded = ssd_infer.load(checkpoint, device="cpu")
     target = Target.of(loaded.model)
     for sampled, layer in ((False, 1), (True, 2), (False, 3)):
-        store.save(checkpoint, target, sampled, Found(SkipSet.of([layer], []), outlook(1.1), "dp", 1.0, 1))
+        store.save(
+            checkpoint, target, sampled, SearchResult(SkipSet.of([layer], []), outlook(1.1), "dp", 1.0, 1)
+        )
     greedy, _ = store.load(checkpoint, target, False)
     sampling, _ = store.load(checkpoint, target, True)
     assert greedy is not None
@@ -165,7 +169,7 @@ def test_a_damaged_file_is_named_and_written_anew(checkpoint: Path, text: str) -
         None,
         f"{store.FILE} is damaged, so it was measured again",
     )
-    kept = Found(SkipSet.of([1], []), outlook(1.2), "dp", 2.0, 9)
+    kept = SearchResult(SkipSet.of([1], []), outlook(1.2), "dp", 2.0, 9)
     store.save(checkpoint, target, False, kept)
     assert store.load(checkpoint, target, False) == (kept, "")
 
@@ -202,7 +206,9 @@ def test_a_file_that_is_none_or_of_another_version_says_so(checkpoint: Path) -> 
 def test_a_damaged_result_is_passed_over(checkpoint: Path, change: dict[str, Any]) -> None:
     loaded = ssd_infer.load(checkpoint, device="cpu")
     target = Target.of(loaded.model)
-    path = store.save(checkpoint, target, False, Found(SkipSet.of([1], []), outlook(9.9), "dp", 2.0, 9))
+    path = store.save(
+        checkpoint, target, False, SearchResult(SkipSet.of([1], []), outlook(9.9), "dp", 2.0, 9)
+    )
     stored = json.loads(path.read_text())
     stored["results"][0] |= change
     path.write_text(json.dumps(stored))
@@ -212,7 +218,7 @@ def test_a_damaged_result_is_passed_over(checkpoint: Path, change: dict[str, Any
     remember_costs(target, flat_costs(4, attention=1e-9, mlp=1e-9, step=1.0))
     _, note = settle.cached_search(target, [[2, 3, 4, 5]], do_sample=False)
     assert "is damaged, so it was measured again" in note
-    sound = Found(SkipSet.of([2], []), outlook(1.1), "bayes", 2.0, 9)
+    sound = SearchResult(SkipSet.of([2], []), outlook(1.1), "bayes", 2.0, 9)
     store.save(checkpoint, target, False, sound)
     assert store.load(checkpoint, target, False) == (sound, "")
 
@@ -220,7 +226,7 @@ def test_a_damaged_result_is_passed_over(checkpoint: Path, change: dict[str, Any
 def test_another_processor_is_another_device(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = ssd_infer.load(checkpoint, device="cpu")
     target = Target.of(loaded.model)
-    store.save(checkpoint, target, False, Found(SkipSet.of([1], []), outlook(9.9), "dp", 2.0, 9))
+    store.save(checkpoint, target, False, SearchResult(SkipSet.of([1], []), outlook(9.9), "dp", 2.0, 9))
     monkeypatch.setattr(machine, "cpu_name", lambda: "Another CPU")
     found, note = store.load(checkpoint, target, False)
     assert found is None
@@ -231,11 +237,11 @@ def test_another_processor_is_another_device(checkpoint: Path, monkeypatch: pyte
 def test_a_model_that_runs_otherwise_is_searched_and_measured_again(
     tiny_model: ModelFactory, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """What a process remembers holds under the circumstances it was found in, as what a file says does."""
+    """What a process remembers holds under the search_environment it was found in, as what a file says does."""
     model = tiny_model()
     target = Target.of(model)
     costs = flat_costs(4)
-    known = Found(SkipSet.of([1], []), outlook(9.9), "dp", 2.0, 9)
+    known = SearchResult(SkipSet.of([1], []), outlook(9.9), "dp", 2.0, 9)
     remember_costs(target, costs)
     settle.remember(target, known)
     assert cached_sublayer_costs(target) is costs

@@ -32,7 +32,7 @@ def _attending(layer: nn.Module, attend: Attend) -> nn.Module:
 
 @once
 @torch.inference_mode()
-def why_not(target: Target) -> str | None:
+def unsupported_reason(target: Target) -> str | None:
     """Return None when grouped attention computes what `target` computes, otherwise the reason in one sentence.
 
     Look for attention modules, sliding windows and wrappers, then compare six tokens with the target's own pass.

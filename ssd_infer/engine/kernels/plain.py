@@ -18,7 +18,7 @@ def grouped_layers(session: Session) -> SelfMasking | None:
     if capacity < _FROM_CAPACITY or len(session.rows) * capacity < _FROM_SLOTS:
         return None
     from ssd_infer.engine.kernels.grouped import FullAttention
-    from ssd_infer.engine.kernels.layers import attention_view, why_not
+    from ssd_infer.engine.kernels.layers import attention_view, unsupported_reason
 
     target = session.target
-    return None if why_not(target) else attention_view(target, FullAttention(session.cache))
+    return None if unsupported_reason(target) else attention_view(target, FullAttention(session.cache))

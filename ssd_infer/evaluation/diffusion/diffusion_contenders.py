@@ -9,7 +9,7 @@ from torch import nn
 
 from ssd_infer.engine.sampling import SamplingParams
 from ssd_infer.engine.stats import Stats
-from ssd_infer.evaluation.bench import Bench
+from ssd_infer.evaluation.bench import EvalContext
 from ssd_infer.evaluation.contenders import Contender, Decode, Prompts, Sampling
 from ssd_infer.families.diffusion.denoiser import Denoiser
 from ssd_infer.families.diffusion.settings import SamplerSettings
@@ -52,13 +52,13 @@ def decoding(
     return decode
 
 
-def baseline(bench: Bench, sampling: Sampling, sampler: SamplerSettings) -> Contender:
+def baseline(bench: EvalContext, sampling: Sampling, sampler: SamplerSettings) -> Contender:
     """Return stepwise decoding with the same sampler and cache: one state a call, the same engine."""
     name = f"ssd_plain{sampling.suffix}"
     return Contender(name, "baseline", decoding(bench.model, None, sampling, sampler))
 
 
-def lossy_peer(bench: Bench, sampling: Sampling, sampler: SamplerSettings) -> Contender:
+def lossy_peer(bench: EvalContext, sampling: Sampling, sampler: SamplerSettings) -> Contender:
     """Return threshold-parallel revealing, which a user might take instead; its output is another."""
     parallel = dataclasses.replace(sampler, rule="threshold", threshold=THRESHOLD)
     decode = decoding(bench.model, None, sampling, parallel)
@@ -69,7 +69,7 @@ def lossy_peer(bench: Bench, sampling: Sampling, sampler: SamplerSettings) -> Co
 
 
 def settled(
-    bench: Bench, name: str, params: dict[str, Any], sampling: Sampling, sampler: SamplerSettings
+    bench: EvalContext, name: str, params: dict[str, Any], sampling: Sampling, sampler: SamplerSettings
 ) -> tuple[Contender, float | None]:
     """Return the contender of a draft, its `auto` settled on calibration prompts, and its predicted speedup."""
     how = SamplingParams(not sampling.greedy, sampling.temperature or 1.0, sampling.top_k, sampling.top_p)
@@ -91,7 +91,7 @@ def settled(
     return contender, draft.predicted_speedup
 
 
-def scratch_bytes(bench: Bench, gamma: int) -> int:
+def scratch_bytes(bench: EvalContext, gamma: int) -> int:
     """Return what the keys of γ more states and of the block behind them take, in bytes."""
     denoiser = Denoiser.of(bench.model)
     backbone = denoiser.config.backbone_config

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ssd_infer.engine.sampling import SamplingParams
-from ssd_infer.evaluation.bench import Bench
+from ssd_infer.evaluation.bench import EvalContext
 from ssd_infer.evaluation.contenders import Contender
 from ssd_infer.evaluation.measure import Measurements
 from ssd_infer.families.diffusion.settings import SamplerSettings
@@ -17,7 +17,7 @@ from ssd_infer.strategies.fewer_steps.step_calibration import Call, cached_profi
 
 
 def figures(
-    bench: Bench,
+    bench: EvalContext,
     contender: Contender,
     found: Measurements,
     sampler: SamplerSettings,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ssd_infer.corpus import held_out_ids
-from ssd_infer.evaluation.bench import Bench, vocab_size
+from ssd_infer.evaluation.bench import EvalContext, vocab_size
 from ssd_infer.evaluation.vocabulary import check_ids
 from ssd_infer.families.diffusion import likelihood
 
@@ -18,7 +18,7 @@ GENERATED = 8
 """Outputs whose perplexity under the checkpoint itself is computed."""
 
 
-def quality(bench: Bench) -> dict[str, Any]:
+def quality(bench: EvalContext) -> dict[str, Any]:
     """Return the report's `quality`: the bound that suits the model, and the exact left-to-right likelihood.
 
     Nothing is bounded where no held-out text is as long as one block.

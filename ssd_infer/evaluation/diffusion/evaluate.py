@@ -10,7 +10,7 @@ from ssd_infer.engine.sampling import SamplingParams
 from ssd_infer.errors import ConfigError
 from ssd_infer.evaluation import report_folder
 from ssd_infer.evaluation.batch_exactness import batch_deadline
-from ssd_infer.evaluation.bench import Bench, Say, open_bench, torch_threads
+from ssd_infer.evaluation.bench import EvalContext, Say, open_context, torch_threads
 from ssd_infer.evaluation.budget import Deadline, OutOfTime, stopping
 from ssd_infer.evaluation.contenders import Contender, Sampling, one_line
 from ssd_infer.evaluation.diffusion.diffusion_contenders import baseline, lossy_peer, settled
@@ -54,7 +54,7 @@ def evaluate(settings: EvalSettings, say: Say | None = None) -> dict[str, Any]:
     folder = report_folder(settings)
     check_writable("out", folder)
     with torch_threads(settings.threads), quiet_libraries():
-        bench = open_bench(settings, say or logger.info)
+        bench = open_context(settings, say or logger.info)
         sampler = SamplerSettings.of(bench.model.config)
         Denoiser.of(bench.model)
         bench.say("bounding the likelihood of held-out text")
@@ -72,7 +72,7 @@ def evaluate(settings: EvalSettings, say: Say | None = None) -> dict[str, Any]:
     return report
 
 
-def _section(bench: Bench, sampling: Sampling, sampler: SamplerSettings, deadline: Deadline) -> Section:
+def _section(bench: EvalContext, sampling: Sampling, sampler: SamplerSettings, deadline: Deadline) -> Section:
     """Settle the drafts, time everybody against stepwise decoding, and judge by equality of tokens."""
     settings = bench.settings
     absent = [Absent(name + sampling.suffix, "not_applicable", OTHERS) for name in basics() if name != NAME]
@@ -127,7 +127,7 @@ def _section(bench: Bench, sampling: Sampling, sampler: SamplerSettings, deadlin
     return section
 
 
-def _add_perplexity(bench: Bench, section: Section) -> None:
+def _add_perplexity(bench: EvalContext, section: Section) -> None:
     """Add what the checkpoint thinks of its own outputs, once: lossless rows share them."""
     baseline_ = next(item for item in section.contenders if item.kind == "baseline")
     prompts = {(unit.index, row): prompt for unit in bench.units for row, prompt in enumerate(unit.prompts)}

@@ -17,7 +17,7 @@ from ssd_infer.evaluation.batch_exactness import (
     ragged_prompts,
     run_checks,
 )
-from ssd_infer.evaluation.bench import Bench
+from ssd_infer.evaluation.bench import EvalContext
 from ssd_infer.evaluation.budget import Deadline
 from ssd_infer.evaluation.contenders import Contender, Prompts, Sampling
 from ssd_infer.evaluation.diffusion.diffusion_contenders import decoding
@@ -31,7 +31,7 @@ ALONE, TOGETHER = "stepwise decoding of each row alone", "stepwise decoding of t
 
 
 def exact_in_batches(
-    bench: Bench,
+    bench: EvalContext,
     strategies: Sequence[Contender],
     sampling: Sampling,
     sampler: SamplerSettings,
@@ -96,7 +96,7 @@ class Stepwise:
         return self._known[case]
 
 
-def _budgets(bench: Bench, sampler: SamplerSettings) -> list[int]:
+def _budgets(bench: EvalContext, sampler: SamplerSettings) -> list[int]:
     """Return budgets inside a block, at its end and past it, the longest last; those that the sampler's steps fit."""
     most = bench.settings.max_new_tokens
     denoiser = Denoiser.of(bench.model)

@@ -60,7 +60,7 @@ class Run:
 
 
 @dataclass(slots=True)
-class Contest:
+class Benchmark:
     """All runs at one batch size, by contender; every contender still running has the same (unit, repeat) pairs."""
 
     size: int
@@ -114,12 +114,12 @@ def hold(
     size: int,
     repeats: int,
     deadline: Deadline,
-) -> Contest:
+) -> Benchmark:
     """Run every contender on every unit `repeats` times; whoever raises drops out with the reason.
 
     Stops after a complete round once `deadline` has passed, so what is there stays paired.
     """
-    found = Contest(size, int(processor.sampling_rate), planned=repeats * len(units))
+    found = Benchmark(size, int(processor.sampling_rate), planned=repeats * len(units))
     stage = Stage(model, processor)
     for contender in contenders:
         for unit in units[:WARM_UPS]:

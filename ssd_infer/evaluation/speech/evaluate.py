@@ -16,7 +16,7 @@ from ssd_infer.evaluation.bench import torch_threads
 from ssd_infer.evaluation.losslessness import LosslessResult
 from ssd_infer.evaluation.progress import quiet_libraries
 from ssd_infer.evaluation.speech.batches import exact_in_batches
-from ssd_infer.evaluation.speech.contest import Contender, Contest, cut_units, hold
+from ssd_infer.evaluation.speech.contest import Benchmark, Contender, cut_units, hold
 from ssd_infer.evaluation.speech.speech_rows import (
     AGAIN,
     LOSSLESS,
@@ -65,7 +65,7 @@ def evaluate(settings: EvalSettings, say: Say | None = None) -> dict[str, Any]:
         trial = open_trial(settings, say or logger.info)
         trial.say("choosing thresholds on the dev set")
         found = calibrate(trial.model, trial.processor, trial.dev, measure_costs(trial))
-        contenders = line_up(trial, found)
+        contenders = select_candidates(trial, found)
         contests = _contests(trial, contenders)
         lossless = [item for item in contests[0].contenders if item.name == LOSSLESS]
         report = assemble(trial, contests, found, exact_in_batches(trial, lossless))
@@ -80,10 +80,10 @@ class Heat:
     """One batch size: who ran, and the runs."""
 
     contenders: list[Contender]
-    contest: Contest
+    contest: Benchmark
 
 
-def line_up(trial: Trial, found: Calibration) -> list[Contender]:
+def select_candidates(trial: Trial, found: Calibration) -> list[Contender]:
     """Return everybody who decodes: plain first, then the drafts asked for, then the references."""
     wanted = canonical(trial.settings.draft)
     given = dict(trial.settings.draft_params) if wanted != "all" else {}

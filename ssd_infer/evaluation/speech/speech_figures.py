@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ssd_infer.engine.stats import RowStats
-from ssd_infer.evaluation.speech.contest import Contest, Run
+from ssd_infer.evaluation.speech.contest import Benchmark, Run
 from ssd_infer.families.speech.greedy import Work
 from ssd_infer.families.speech.result import PHASES, RowResult
 from ssd_infer.families.speech.scoring import auroc, characters, deciles, interval, total, words
@@ -20,7 +20,7 @@ Key = tuple[int, int, int]
 class Figures:
     """Everything a row says of one contender at one batch size."""
 
-    contest: Contest
+    contest: Benchmark
     name: str
     processor: Any
 

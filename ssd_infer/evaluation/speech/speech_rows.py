@@ -10,7 +10,7 @@ from typing import Any
 from ssd_infer.evaluation.bootstrap import Ratio
 from ssd_infer.evaluation.losslessness import LosslessResult, judge_greedy
 from ssd_infer.evaluation.repetition import repetition
-from ssd_infer.evaluation.speech.contest import Contender, Contest
+from ssd_infer.evaluation.speech.contest import Benchmark, Contender
 from ssd_infer.evaluation.speech.speech_figures import Figures
 from ssd_infer.evaluation.stream import both
 from ssd_infer.evaluation.summary import measured_noise
@@ -26,7 +26,7 @@ AGAIN = PLAIN + ":again"
 class Board:
     """The runs at one batch size, divided by plain decoding at the same batch size."""
 
-    contest: Contest
+    contest: Benchmark
     processor: Any
     vocab_size: int
     seed: int

@@ -83,6 +83,6 @@ class EarlyExit(Stepwise):
         cls, target: Target, params: DraftParams, prompts: list[list[int]], do_sample: bool
     ) -> Resolved:
         """Choose E and γ by predicted speedup on a calibration of `prompts`; plain decoding when none exceeds 1."""
-        from ssd_infer.strategies.early_exit.exit_calibration import settle_early_exit
+        from ssd_infer.strategies.early_exit.exit_calibration import resolve_early_exit
 
-        return settle_early_exit(target, cast(EarlyExitParams, params), prompts, do_sample)
+        return resolve_early_exit(target, cast(EarlyExitParams, params), prompts, do_sample)

@@ -33,7 +33,7 @@ _CALIBRATION_PROMPTS, _PROMPT_TOKENS, _NEW_TOKENS = 8, 96, 64
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class ExitPrediction:
     """What one (E, γ, θ) should give: simulated acceptance, measured costs, and the speedup they imply."""
 
     exit_layer: int
@@ -66,7 +66,7 @@ class ExitProfile:
         """Return mean acceptance probability of a single drafted token."""
         return float(self.acceptance[exit_layer - 1].mean())
 
-    def predict(self, exit_layer: int, gamma: int, confidence: float = 0.0) -> Prediction:
+    def predict(self, exit_layer: int, gamma: int, confidence: float = 0.0) -> ExitPrediction:
         """Return the prediction for `exit_layer`, at most `gamma` drafts, and stopping below `confidence`."""
         limits = draft_limits(self.confidence[exit_layer - 1], confidence)
         rounds = expected_rounds if self.do_sample else greedy_rounds
@@ -75,14 +75,14 @@ class ExitProfile:
         c = self.costs.draft(exit_layer) / self.costs.plain
         verify_ratio = self.costs.verify(exit_layer, drafted) / self.costs.plain
         speedup = predicted_speedup(alpha, drafted, c, verify_ratio)
-        return Prediction(exit_layer, gamma, confidence, alpha, 1 + accepted, c, verify_ratio, speedup)
+        return ExitPrediction(exit_layer, gamma, confidence, alpha, 1 + accepted, c, verify_ratio, speedup)
 
     def best(
         self,
         exits: Iterable[int] | None = None,
         gammas: Iterable[int] | None = None,
         thresholds: Iterable[float] = (),
-    ) -> Prediction:
+    ) -> ExitPrediction:
         """Return the fastest prediction among `exits` × `gammas`, then with a confidence stop at the best exits.
 
         With a stop longer drafts pay, so γ is searched again beside each of `thresholds`.
@@ -156,7 +156,7 @@ def cached_profile(target: Target, prompts: list[list[int]], do_sample: bool) ->
     return _profiles.cached(target.model, do_sample, lambda: profile(target, texts, do_sample))
 
 
-def settle_early_exit(
+def resolve_early_exit(
     target: Target, params: EarlyExitParams, prompts: list[list[int]], do_sample: bool
 ) -> Resolved:
     """Replace `auto` in early-exit parameters; with E and γ given nothing is measured and nothing is refused.

@@ -220,7 +220,7 @@ def observe(
 
 
 def travelled(canvas: Canvas, met: Sequence[Met], stepper: Stepper) -> list[tuple[Path, int]]:
-    """Return for every state met the choices its own logits foresee after the upcoming state, and the steps left."""
+    """Return for every state met the choices its own logits predict after the upcoming state, and the steps left."""
     found = []
     for index, here in enumerate(met):
         path: list[Choice] = []

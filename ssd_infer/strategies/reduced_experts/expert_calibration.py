@@ -64,7 +64,7 @@ _profiles: Memo[Profile] = Memo()
 _plain: Memo[float] = Memo()
 
 
-def settle_reduced(
+def resolve_reduced_experts(
     target: Target, params: ReducedExpertsParams, prompts: list[list[int]], do_sample: bool
 ) -> Resolved:
     """Replace `auto`. With k_draft, γ and, in mode adaptive, τ given nothing is measured and nothing is refused."""

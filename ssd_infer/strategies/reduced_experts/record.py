@@ -95,11 +95,11 @@ def _round(ahead: Sequence[tuple[float, bool]], rule: Rule, gamma: int) -> tuple
     drafted = compared = 0
     accepted: int | None = None
     for confidence, right in ahead:
-        trusted = confidence >= rule.threshold
-        if accepted is None and not right and not trusted:
+        unverified = confidence >= rule.threshold
+        if accepted is None and not right and not unverified:
             accepted = drafted
         drafted += 1
-        compared += not trusted
+        compared += not unverified
         if compared >= gamma or confidence < rule.stop:
             break
     return drafted, drafted if accepted is None else accepted
@@ -110,7 +110,7 @@ class Trust:
     """A threshold above which drafts are emitted uncompared, and what calibration says of it."""
 
     threshold: float
-    """τ; above 1 nothing is trusted."""
+    """τ; above 1 nothing is unverified."""
     bound: float | None
     """Upper bound on the share of wrong drafts at or above τ, at 95 % confidence."""
     coverage: float

@@ -16,7 +16,7 @@ from torch import Tensor
 from ssd_infer.engine.session import Feedback, Proposal, Session
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import Problem
-from ssd_infer.offload.layout import MoeLayer, moe_layers, why_not
+from ssd_infer.offload.layout import MoeLayer, moe_layers, unsupported_reason
 from ssd_infer.offload.offload import resident_of
 from ssd_infer.strategies.base import Auto, DraftParams, Resolved, at_least
 from ssd_infer.strategies.reduced_experts import ADAPTIVE, REDUCED_EXPERTS
@@ -128,7 +128,7 @@ class ReducedExperts(Stepwise):
         self.pace.learn(feedback.counts, feedback.accepted)
         if self.resident is not None:
             self.resident.forget_names()
-        if feedback.proposal.trusted is not None:
+        if feedback.proposal.unverified is not None:
             room = [row.remaining for row in self.session.rows]
             self.skipped.learn(feedback, torch.stack(self._logits, dim=1), self.session.sampler, room)
         if self.rounds is not None:
@@ -177,7 +177,7 @@ class ReducedExperts(Stepwise):
         alive = torch.ones(rows, dtype=torch.bool, device=device)
         counts = torch.zeros(rows, dtype=torch.long, device=device)
         pending = torch.zeros_like(counts)
-        drafts, probs, trusted, states = [], [], [], []
+        drafts, probs, unverified, states = [], [], [], []
         self._logits = []
         for offset in range(most):
             hidden = self.step(token, offset)
@@ -185,17 +185,17 @@ class ReducedExperts(Stepwise):
             token, q = self._pick(logits)
             sure = self._top(logits, q)
             drafts.append(token)
-            trusted.append(sure >= threshold)
+            unverified.append(sure >= threshold)
             if self.resume_layer:
                 states.append(self._own)
             if q is not None:
                 probs.append(q)
             counts += alive
-            pending += alive & ~trusted[-1]
+            pending += alive & ~unverified[-1]
             alive &= (pending < self.pace.now) & (sure >= self.confidence)
             if not bool(alive.any()):
                 break
-        return self._proposal(drafts, counts, probs, states, torch.stack(trusted, dim=1))
+        return self._proposal(drafts, counts, probs, states, torch.stack(unverified, dim=1))
 
     @classmethod
     def claims(cls, params: DraftParams) -> bool:
@@ -205,7 +205,7 @@ class ReducedExperts(Stepwise):
     @classmethod
     def applicable(cls, target: Target) -> str | None:
         """Need routed experts of a known family."""
-        return why_not(str(target.config.model_type), moe_layers(target.layers), target.layers)
+        return unsupported_reason(str(target.config.model_type), moe_layers(target.layers), target.layers)
 
     @classmethod
     def max_draft(cls, params: DraftParams) -> int:
@@ -218,9 +218,9 @@ class ReducedExperts(Stepwise):
         cls, target: Target, params: DraftParams, prompts: list[list[int]], do_sample: bool
     ) -> Resolved:
         """Choose k_draft, γ, stop and threshold by calibration; plain decoding when no gain is predicted."""
-        from ssd_infer.strategies.reduced_experts.expert_calibration import settle_reduced
+        from ssd_infer.strategies.reduced_experts.expert_calibration import resolve_reduced_experts
 
-        return settle_reduced(target, cast(ReducedExpertsParams, params), prompts, do_sample)
+        return resolve_reduced_experts(target, cast(ReducedExpertsParams, params), prompts, do_sample)
 
 
 @dataclass(slots=True)

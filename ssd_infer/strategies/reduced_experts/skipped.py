@@ -30,12 +30,12 @@ class Skipped:
     def learn(self, feedback: Feedback, logits: Tensor, sampler: Sampler, room: Sequence[int]) -> None:
         """Count one verify pass; `logits` `(B, γ, V)` are the draft's, `room` the tokens each row may still emit."""
         proposal, width = feedback.proposal, feedback.proposal.width
-        if proposal.trusted is None:
+        if proposal.unverified is None:
             return
         steps = torch.arange(width, device=logits.device)
         kept = [min(count, left) for count, left in zip(feedback.accepted, room, strict=True)]
         taken = torch.tensor(kept, device=logits.device)
-        skipped = proposal.trusted & (steps[None, :] < taken[:, None])
+        skipped = proposal.unverified & (steps[None, :] < taken[:, None])
         full = feedback.logits[:, :width]
         said = proposal.tokens if sampler.greedy else logits.argmax(-1)
         agreed = full.argmax(-1) == said

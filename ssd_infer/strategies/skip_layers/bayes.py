@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING
 
 from ssd_infer.engine.sublayers import SkipSet
 from ssd_infer.errors import ConfigError, Problem
-from ssd_infer.strategies.skip_layers.search_result import Found, Judge
-from ssd_infer.tuning.calibration_text import Material
-from ssd_infer.tuning.prediction import Outlook
+from ssd_infer.strategies.skip_layers.search_result import Judge, SearchResult
+from ssd_infer.tuning.calibration_text import CalibrationSet
+from ssd_infer.tuning.prediction import Prediction
 from ssd_infer.tuning.sublayer_costs import SublayerCosts
 
 if TYPE_CHECKING:
     import optuna
 
-Objective = Callable[[SkipSet, Outlook], float]
+Objective = Callable[[SkipSet, Prediction], float]
 """(set, its predicted outlook) → what to maximise."""
 Watch = Callable[["Progress"], None]
 
@@ -35,7 +35,7 @@ class Progress:
 
     trials: int
     seconds: float
-    best: Outlook
+    best: Prediction
 
 
 def probes(num_layers: int) -> list[SkipSet]:
@@ -45,14 +45,14 @@ def probes(num_layers: int) -> list[SkipSet]:
 
 
 def search_bayes(
-    material: Material,
+    material: CalibrationSet,
     costs: SublayerCosts,
     seconds: float = 60.0,
     trials: int = 1000,
     objective: Objective | None = None,
     seed: int = 0,
     watch: Watch | None = None,
-) -> Found:
+) -> SearchResult:
     """Search until `seconds` or `trials` are used up; raises ConfigError when optuna is not installed."""
     begin = time.perf_counter()
     judge, values = Judge(material, costs), dict[SkipSet, float]()
@@ -74,7 +74,7 @@ def search_bayes(
                 watch(Progress(count, time.perf_counter() - begin, judge.known[best]))
     best = max(values, key=values.__getitem__)
     extra = {"objective": "predicted speedup" if objective is None else "measured", "value": values[best]}
-    return Found(best, judge.known[best], "bayes", time.perf_counter() - begin, count, extra)
+    return SearchResult(best, judge.known[best], "bayes", time.perf_counter() - begin, count, extra)
 
 
 def _name(index: int) -> str:

@@ -7,14 +7,14 @@ from torch import Tensor
 
 from ssd_infer.engine.session import Session
 from ssd_infer.engine.sublayers import SkipSet, View, skip_view
-from ssd_infer.tuning.calibration_text import Material, choices, token_ids
+from ssd_infer.tuning.calibration_text import CalibrationSet, choices, token_ids
 from ssd_infer.tuning.scratch import Own, ScratchCache, ScratchWindow
 
 
 class Branches:
     """Run sublayers on J branches of every row; the branches of a row see its committed past and themselves only."""
 
-    def __init__(self, material: Material, own: Own | None = None) -> None:
+    def __init__(self, material: CalibrationSet, own: Own | None = None) -> None:
         """Prepare for the positions of `material`; `own` replaces its way of seeing draft keys."""
         self.material = material
         self._own = own or material.own
@@ -50,14 +50,14 @@ class Branches:
 
 
 @torch.inference_mode()
-def look_back(session: Session, width: int, own: Own = "causal") -> tuple[Material, list[Tensor]]:
+def look_back(session: Session, width: int, own: Own = "causal") -> tuple[CalibrationSet, list[Tensor]]:
     """Return the last `width` committed positions of every row as material, and the full model's states there.
 
     The list holds 2L + 1 states `(B, T, d)`: before everything, then after each sublayer.
     """
     starts = [length - width for length in session.lengths]
     ids = token_ids(session, starts, width)
-    material = Material(session, starts, ids, ids, {}, own)
+    material = CalibrationSet(session, starts, ids, ids, {}, own)
     start, states = Branches(material, own="diagonal").full_states()
     material.reference = choices(session.sampler, session.target.logits(states[-1]))
     return material, [start, *states]

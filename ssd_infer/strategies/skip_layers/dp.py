@@ -22,9 +22,9 @@ from torch.nn.functional import cosine_similarity
 from ssd_infer.engine.sublayers import SkipSet
 from ssd_infer.strategies.skip_layers.branches import Branches
 from ssd_infer.strategies.skip_layers.polish import polish
-from ssd_infer.strategies.skip_layers.search_result import Found, Judge
-from ssd_infer.tuning.calibration_text import Material
-from ssd_infer.tuning.prediction import foresee
+from ssd_infer.strategies.skip_layers.search_result import Judge, SearchResult
+from ssd_infer.tuning.calibration_text import CalibrationSet
+from ssd_infer.tuning.prediction import predict
 from ssd_infer.tuning.sublayer_costs import SublayerCosts
 
 LEAST_COSINE = 0.5
@@ -99,8 +99,8 @@ def _walk_back(parents: Sequence[dict[int, tuple[int, bool]]], weight: int) -> t
 
 @torch.inference_mode()
 def search_dp(
-    material: Material, costs: SublayerCosts, budget: float = BUDGET, polishing: float = 1.0
-) -> Found:
+    material: CalibrationSet, costs: SublayerCosts, budget: float = BUDGET, polishing: float = 1.0
+) -> SearchResult:
     """Plan on a few positions of the material, then measure the most promising end states on all of it.
 
     `budget` is the share of the total weight that may be skipped; first and last layer are kept. All early exits
@@ -129,25 +129,25 @@ def search_dp(
         "before_polishing": planned,
         "helpful_flips": helped,
     }
-    return Found(skips, outlook, "dp", time.perf_counter() - begin, len(judge.known), extra)
+    return SearchResult(skips, outlook, "dp", time.perf_counter() - begin, len(judge.known), extra)
 
 
-def _short_list(paths: list[Path], few: Material, costs: SublayerCosts) -> list[SkipSet]:
+def _short_list(paths: list[Path], few: CalibrationSet, costs: SublayerCosts) -> list[SkipSet]:
     """Price end states by their own logits on the few positions; return the best."""
     greedy, layers = few.session.sampler.greedy, few.target.num_layers
     priced = []
     for path in paths:
         skips = SkipSet.from_bits([index in path.skipped for index in range(2 * layers)])
         scores = few.compare(few.target.logits(path.state))
-        priced.append((foresee(scores, skips, costs, greedy, thresholds=(0.0,)).speedup, len(skips), skips))
+        priced.append((predict(scores, skips, costs, greedy, thresholds=(0.0,)).speedup, len(skips), skips))
     best = sorted(priced, key=lambda item: (-item[0], item[1]))[:SHORT_LIST]
     return [skips for _, _, skips in best]
 
 
-def _thin(material: Material) -> Material:
+def _thin(material: CalibrationSet) -> CalibrationSet:
     """Return the last positions of every row, few enough for many branches."""
     width = material.width
     used = min(max(1, POSITIONS // len(material.starts)), width)
     starts = [start + width - used for start in material.starts]
     reference = material.reference[:, width - used :]
-    return Material(material.session, starts, material.ids[:, width - used :], reference, {})
+    return CalibrationSet(material.session, starts, material.ids[:, width - used :], reference, {})

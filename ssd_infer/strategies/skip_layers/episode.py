@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from ssd_infer.engine.sublayers import SkipSet, skip_view
 from ssd_infer.strategies.skip_layers.online import Proposer
-from ssd_infer.tuning.calibration_text import Material
-from ssd_infer.tuning.prediction import Outlook, foresee
+from ssd_infer.tuning.calibration_text import CalibrationSet
+from ssd_infer.tuning.prediction import Prediction, predict
 from ssd_infer.tuning.sublayer_costs import SublayerCosts
 
 
@@ -31,14 +31,14 @@ class Episode:
     their distributions). What decides is the speedup that acceptance, confidence and measured costs imply.
     """
 
-    material: Material
+    material: CalibrationSet
     proposer: Proposer
     costs: SublayerCosts
     rules: StopRules
     gammas: tuple[int, ...]
     thresholds: tuple[float, ...]
     best: SkipSet | None = None
-    outlook: Outlook | None = None
+    outlook: Prediction | None = None
     matchness: float = 0.0
     trials: int = 0
     failures: int = 0
@@ -66,7 +66,7 @@ class Episode:
         """Score a candidate; return True when it became the best."""
         scores = self.material.score(skip_view(self.material.target, skips))
         greedy = self.material.session.sampler.greedy
-        outlook = foresee(scores, skips, self.costs, greedy, self.gammas, self.thresholds)
+        outlook = predict(scores, skips, self.costs, greedy, self.gammas, self.thresholds)
         self.proposer.learn(skips, scores.mean)
         self.trials += 1
         if self.outlook is not None and outlook.speedup <= self.outlook.speedup:

@@ -14,17 +14,17 @@ from ssd_infer.engine.target import Target
 from ssd_infer.strategies.skip_layers import saved_search as store
 from ssd_infer.strategies.skip_layers.bayes import Watch, search_bayes
 from ssd_infer.strategies.skip_layers.dp import search_dp
-from ssd_infer.strategies.skip_layers.search_result import Found
+from ssd_infer.strategies.skip_layers.search_result import SearchResult
 from ssd_infer.strategies.skip_layers.skip_calibration import remember
 from ssd_infer.strategies.skip_layers.skip_set import SkipSetDrafter, SkipSetParams
-from ssd_infer.tuning.calibration_text import PROMPTS, Material, write_material
-from ssd_infer.tuning.prediction import Outlook
+from ssd_infer.tuning.calibration_text import PROMPTS, CalibrationSet, write_calibration_set
+from ssd_infer.tuning.prediction import Prediction
 from ssd_infer.tuning.sublayer_costs import SublayerCosts, measure_sublayers
 
 MEASURED_TOKENS = 32
 
 
-Ground = tuple[Material, SublayerCosts]
+Ground = tuple[CalibrationSet, SublayerCosts]
 """The text candidates are scored on, and what sublayers cost."""
 
 
@@ -36,7 +36,7 @@ def prepare(
 ) -> Ground:
     """Let the target continue `prompts`, and measure its sublayers."""
     say("decoding the calibration prompts")
-    material = write_material(target, prompts, SamplingParams(do_sample=do_sample), count=len(prompts))
+    material = write_calibration_set(target, prompts, SamplingParams(do_sample=do_sample), count=len(prompts))
     say("measuring attention, MLP and head")
     return material, measure_sublayers(target, max(map(len, prompts)) + 24, do_sample)
 
@@ -54,7 +54,7 @@ def search(
     watch: Watch | None = None,
     say: Callable[[str], None] = lambda _line: None,
     ground: Ground | None = None,
-) -> Found:
+) -> SearchResult:
     """Search the best skip set on `prompts`; save it into `folder`, and let `auto` use it in this process.
 
     `measured`: maximise tokens per second of real decoding instead of the predicted speedup (bayes only). `ground`
@@ -82,11 +82,11 @@ def search(
 
 def tokens_per_second(
     target: Target, prompts: list[list[int]], do_sample: bool
-) -> Callable[[SkipSet, Outlook], float]:
+) -> Callable[[SkipSet, Prediction], float]:
     """Return an objective that decodes a few prompts with a candidate and divides tokens by seconds."""
     shown = prompts[:PROMPTS]
 
-    def measure(skips: SkipSet, outlook: Outlook) -> float:
+    def measure(skips: SkipSet, outlook: Prediction) -> float:
         params = SkipSetParams(sorted(skips.attention), sorted(skips.mlp), outlook.gamma, outlook.confidence)
         begin, tokens = time.perf_counter(), 0
         for prompt in shown:

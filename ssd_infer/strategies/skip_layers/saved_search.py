@@ -18,15 +18,15 @@ from ssd_infer.engine.sublayers import SkipSet
 from ssd_infer.engine.target import Target
 from ssd_infer.jsonio import from_json, to_json
 from ssd_infer.offload.offload import resident_of
-from ssd_infer.strategies.skip_layers.search_result import Found
+from ssd_infer.strategies.skip_layers.search_result import SearchResult
 from ssd_infer.tuning.memo import environment
-from ssd_infer.tuning.prediction import Outlook
+from ssd_infer.tuning.prediction import Prediction
 
 FILE = "ssd_skip_set.json"
 VERSION = 1
 
 
-def circumstances(target: Target, do_sample: bool) -> dict[str, str]:
+def search_environment(target: Target, do_sample: bool) -> dict[str, str]:
     """Say under what a search result holds; experts on disk are known by the checkpoint they were written from."""
     resident = resident_of(target.layers)
     index = None if resident is None else getattr(resident.store, "index", None)
@@ -46,9 +46,9 @@ def folder_of(target: Target) -> Path | None:
     return Path(path) if path and Path(path).is_dir() else None
 
 
-def save(folder: Path, target: Target, do_sample: bool, found: Found) -> Path:
-    """Write `found` into `folder`, replacing its method's result for the same circumstances; return the file."""
-    where = circumstances(target, do_sample)
+def save(folder: Path, target: Target, do_sample: bool, found: SearchResult) -> Path:
+    """Write `found` into `folder`, replacing its method's result for the same search_environment; return the file."""
+    where = search_environment(target, do_sample)
     same = (where, found.method)
     others = [entry for entry in _entries(folder)[0] if (entry["where"], entry["method"]) != same]
     entry = {
@@ -70,7 +70,7 @@ def save(folder: Path, target: Target, do_sample: bool, found: Found) -> Path:
 
 def load(
     folder: Path, target: Target, do_sample: bool, method: str | None = None
-) -> tuple[Found | None, str]:
+) -> tuple[SearchResult | None, str]:
     """Return the result that holds here and "", or None and why none does ("" when there is no file).
 
     Of several methods the fastest by its prediction counts; with a `method` only that method's. Damaged results are
@@ -78,7 +78,7 @@ def load(
     """
     entries, damage = _entries(folder, target.num_layers)
     entries = [entry for entry in entries if method in (None, entry["method"])]
-    where = circumstances(target, do_sample)
+    where = search_environment(target, do_sample)
     matching = [_found(entry) for entry in entries if entry["where"] == where]
     if matching:
         return max(matching, key=lambda found: found.outlook.speedup), ""
@@ -116,7 +116,7 @@ def _is_sound(entry: Any, num_layers: int | None) -> bool:
         and all(_are_layers(entry.get(key), num_layers) for key in ("skip_attention", "skip_mlp"))
         and all(_is_number(entry.get(key)) for key in ("seconds", "trials"))
         and isinstance(outlook, dict)
-        and set(outlook) == {field.name for field in fields(Outlook)}
+        and set(outlook) == {field.name for field in fields(Prediction)}
         and all(_is_number(value) for value in outlook.values())
         and _is_length(outlook["gamma"])
     )
@@ -151,7 +151,9 @@ def _difference(entries: list[dict[str, Any]], where: dict[str, str]) -> str:
     return "; ".join(part for part in closest if not part.startswith("weights")) or "other weights"
 
 
-def _found(entry: dict[str, Any]) -> Found:
+def _found(entry: dict[str, Any]) -> SearchResult:
     skips = SkipSet.of(entry["skip_attention"], entry["skip_mlp"])
-    outlook = Outlook(**entry["outlook"])
-    return Found(skips, outlook, entry["method"], entry["seconds"], entry["trials"], entry.get("extra", {}))
+    outlook = Prediction(**entry["outlook"])
+    return SearchResult(
+        skips, outlook, entry["method"], entry["seconds"], entry["trials"], entry.get("extra", {})
+    )

@@ -6,17 +6,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ssd_infer.engine.sublayers import SkipSet, skip_view
-from ssd_infer.tuning.calibration_text import Material
-from ssd_infer.tuning.prediction import Outlook, foresee
+from ssd_infer.tuning.calibration_text import CalibrationSet
+from ssd_infer.tuning.prediction import Prediction, predict
 from ssd_infer.tuning.sublayer_costs import SublayerCosts
 
 
 @dataclass(slots=True)
-class Found:
+class SearchResult:
     """The best skip set of a search, what it should give, and what finding it took."""
 
     skips: SkipSet
-    outlook: Outlook
+    outlook: Prediction
     method: str
     seconds: float
     trials: int
@@ -42,20 +42,20 @@ class Found:
 class Judge:
     """Price skip sets: exact acceptance on the material, measured costs, best γ and threshold."""
 
-    material: Material
+    material: CalibrationSet
     costs: SublayerCosts
-    known: dict[SkipSet, Outlook] = field(default_factory=dict)
+    known: dict[SkipSet, Prediction] = field(default_factory=dict)
 
-    def outlook(self, skips: SkipSet) -> Outlook:
+    def outlook(self, skips: SkipSet) -> Prediction:
         """Return the outlook of `skips`; a set is run once."""
         found = self.known.get(skips)
         if found is None:
             scores = self.material.score(skip_view(self.material.target, skips))
             greedy = self.material.session.sampler.greedy
-            found = self.known[skips] = foresee(scores, skips, self.costs, greedy)
+            found = self.known[skips] = predict(scores, skips, self.costs, greedy)
         return found
 
     @property
-    def best(self) -> tuple[SkipSet, Outlook]:
+    def best(self) -> tuple[SkipSet, Prediction]:
         """Return the fastest set seen so far."""
         return max(self.known.items(), key=lambda item: item[1].speedup)

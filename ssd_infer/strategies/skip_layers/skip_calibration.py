@@ -13,10 +13,10 @@ from ssd_infer.strategies.base import Resolved
 from ssd_infer.strategies.skip_layers import saved_search as store
 from ssd_infer.strategies.skip_layers.bayes import search_bayes
 from ssd_infer.strategies.skip_layers.dp import search_dp
-from ssd_infer.strategies.skip_layers.search_result import Found
-from ssd_infer.tuning.calibration_text import Material, write_material
+from ssd_infer.strategies.skip_layers.search_result import SearchResult
+from ssd_infer.tuning.calibration_text import CalibrationSet, write_calibration_set
 from ssd_infer.tuning.memo import Memo
-from ssd_infer.tuning.prediction import GAMMAS, THRESHOLDS, Outlook, foresee
+from ssd_infer.tuning.prediction import GAMMAS, THRESHOLDS, Prediction, predict
 from ssd_infer.tuning.race import SURE, least_running, measured_speedup
 from ssd_infer.tuning.sublayer_costs import cached_sublayer_costs
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 SEARCH_SECONDS = 60.0
 """Longest Bayesian search when nobody says otherwise."""
-_found: Memo[tuple[Found, str]] = Memo()
+_found: Memo[tuple[SearchResult, str]] = Memo()
 
 
 def remember(
-    target: Target, found: Found, do_sample: bool = False, note: str = "", method: str | None = None
+    target: Target, found: SearchResult, do_sample: bool = False, note: str = "", method: str | None = None
 ) -> None:
     """Let `auto` use `found` for this model from now on; with a `method` only where that method is asked for."""
     _found.put(target.model, (do_sample, method), (found, note))
@@ -41,20 +41,20 @@ def cached_search(
     do_sample: bool,
     method: str | None = None,
     seconds: float = SEARCH_SECONDS,
-) -> tuple[Found, str]:
+) -> tuple[SearchResult, str]:
     """Return this model's skip set and how it was come by: kept, saved, or searched now.
 
     `method`: `dp`, `bayes` (at most `seconds`), or None for whatever is there, else `dp`.
     """
 
-    def searched() -> tuple[Found, str]:
+    def searched() -> tuple[SearchResult, str]:
         found, note = _saved(target, do_sample, method)
         return found or _search(target, prompts, do_sample, method, seconds), note
 
     return _found.cached(target.model, (do_sample, method), searched)
 
 
-def settle_skip_set(
+def resolve_skip_set(
     strategy: type[SkipSetDrafter],
     target: Target,
     params: SkipSetParams,
@@ -119,36 +119,36 @@ def _guarded(
 
 def _search(
     target: Target, prompts: list[list[int]], do_sample: bool, method: str | None, seconds: float
-) -> Found:
+) -> SearchResult:
     """Search now; the seconds reported are those of everything that had to be done for it."""
     begin = time.perf_counter()
-    material = write_material(target, prompts, SamplingParams(do_sample=do_sample))
+    material = write_calibration_set(target, prompts, SamplingParams(do_sample=do_sample))
     costs = cached_sublayer_costs(target, _context(prompts), do_sample)
     found = search_bayes(material, costs, seconds) if method == "bayes" else search_dp(material, costs)
     found.extra["preparation_seconds"] = time.perf_counter() - begin - found.seconds
     return found
 
 
-def _saved(target: Target, do_sample: bool, method: str | None) -> tuple[Found | None, str]:
+def _saved(target: Target, do_sample: bool, method: str | None) -> tuple[SearchResult | None, str]:
     folder = store.folder_of(target)
     return (None, "") if folder is None else store.load(folder, target, do_sample, method)
 
 
-def _describe(found: Found) -> str:
+def _describe(found: SearchResult) -> str:
     parts = f"{len(found.skips.attention)} attention and {len(found.skips.mlp)} MLP sublayers skipped"
     return f"{parts}, {found.outlook.describe()}, by {found.method} in {found.seconds:.1f} s"
 
 
 def _outlook(
     target: Target, skips: SkipSet, params: SkipSetParams, prompts: list[list[int]], do_sample: bool
-) -> Outlook:
+) -> Prediction:
     """Choose what is left open of γ and threshold for a given set."""
-    material: Material = write_material(target, prompts, SamplingParams(do_sample=do_sample))
+    material: CalibrationSet = write_calibration_set(target, prompts, SamplingParams(do_sample=do_sample))
     scores = material.score(skip_view(target, skips))
     gammas = GAMMAS if isinstance(params.gamma, str) else [params.gamma]
     thresholds = THRESHOLDS if isinstance(params.confidence, str) else [params.confidence]
     costs = cached_sublayer_costs(target, _context(prompts), do_sample)
-    return foresee(scores, skips, costs, not do_sample, gammas, thresholds)
+    return predict(scores, skips, costs, not do_sample, gammas, thresholds)
 
 
 def _context(prompts: list[list[int]]) -> int:

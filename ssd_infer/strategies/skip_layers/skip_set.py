@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from ssd_infer.engine.session import Feedback, Proposal, Session
-from ssd_infer.engine.sublayers import SkipSet, why_not
+from ssd_infer.engine.sublayers import SkipSet, unsupported_reason
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import Problem
 from ssd_infer.strategies.base import Auto, DraftParams, Resolved, at_least
@@ -126,13 +126,13 @@ class SkipSetDrafter(ViewDraft):
     @classmethod
     def applicable(cls, target: Target) -> str | None:
         """Need layers whose sublayers can be left out one by one."""
-        return why_not(target)
+        return unsupported_reason(target)
 
     @classmethod
     def resolve(
         cls, target: Target, params: DraftParams, prompts: list[list[int]], do_sample: bool
     ) -> Resolved:
         """Take the saved set or search one on `prompts`; plain decoding when no gain is predicted or measured."""
-        from ssd_infer.strategies.skip_layers.skip_calibration import settle_skip_set
+        from ssd_infer.strategies.skip_layers.skip_calibration import resolve_skip_set
 
-        return settle_skip_set(cls, target, cast(SkipSetParams, params), prompts, do_sample)
+        return resolve_skip_set(cls, target, cast(SkipSetParams, params), prompts, do_sample)

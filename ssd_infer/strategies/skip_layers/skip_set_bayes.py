@@ -38,8 +38,8 @@ class SkipSetBayes(SkipSetDrafter):
         cls, target: Target, params: DraftParams, prompts: list[list[int]], do_sample: bool
     ) -> Resolved:
         """Take the saved set of this method or search one; plain decoding when no gain is predicted or measured."""
-        from ssd_infer.strategies.skip_layers.skip_calibration import SEARCH_SECONDS, settle_skip_set
+        from ssd_infer.strategies.skip_layers.skip_calibration import SEARCH_SECONDS, resolve_skip_set
 
         given = cast(SkipSetBayesParams, params)
         longest = SEARCH_SECONDS if isinstance(given.search_seconds, str) else given.search_seconds
-        return settle_skip_set(cls, target, given, prompts, do_sample, "bayes", longest)
+        return resolve_skip_set(cls, target, given, prompts, do_sample, "bayes", longest)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from ssd_infer.engine.session import Feedback, Proposal, Session
-from ssd_infer.engine.sublayers import SkipSet, why_not
+from ssd_infer.engine.sublayers import SkipSet, unsupported_reason
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import Problem
 from ssd_infer.strategies.base import Auto, DraftParams, Resolved, at_least
@@ -260,7 +260,7 @@ class Swift(ViewDraft):
         """Need layers whose sublayers can be left out, and one between first and last."""
         if target.num_layers < 3:
             return "first and last layer are always kept, and the model has no other"
-        return why_not(target)
+        return unsupported_reason(target)
 
     @classmethod
     def resolve(

@@ -13,7 +13,7 @@ _PAUSE = 96
 _LOOK = 2
 
 
-class Pace:
+class DraftLengthController:
     """Estimate from verified drafts how often the k-th is right once its predecessors were, and choose γ by it.
 
     One share a position, since rows and passages differ: where five drafts were right the sixth is likelier to be.

@@ -78,7 +78,7 @@ class SparseAttention(Stepwise):
         from ssd_infer.engine.kernels.reads import Reads
         from ssd_infer.strategies.sparse_attention.quest import Quest
         from ssd_infer.strategies.sparse_attention.selectors import Budget, Shape
-        from ssd_infer.strategies.sparse_attention.sparse_calibration import pace_of
+        from ssd_infer.strategies.sparse_attention.sparse_calibration import draft_length_controller
         from ssd_infer.strategies.sparse_attention.working_set import WorkingSet
 
         super().__init__(session, params)
@@ -86,7 +86,7 @@ class SparseAttention(Stepwise):
         self.gamma = int(self.params.gamma)
         target, cache = session.target, session.cache
         prompts = tuple(row.prompt_length for row in session.rows)
-        self.pace = pace_of(target, self.params, prompts)
+        self.pace = draft_length_controller(target, self.params, prompts)
         shape = Shape.of(target, cache, prompts)
         kind = selectors()[self.params.selector]
         self.selector = kind(shape, Budget(float(self.params.ratio), int(self.params.min_budget)))
@@ -179,9 +179,9 @@ class SparseAttention(Stepwise):
     @classmethod
     def applicable(cls, target: Target) -> str | None:
         """Need plain softmax attention over the whole context, reachable through transformers' interface."""
-        from ssd_infer.engine.kernels.layers import why_not
+        from ssd_infer.engine.kernels.layers import unsupported_reason
 
-        return why_not(target)
+        return unsupported_reason(target)
 
     @classmethod
     def max_draft(cls, params: DraftParams) -> int:
@@ -204,6 +204,6 @@ class SparseAttention(Stepwise):
         cls, target: Target, params: DraftParams, prompts: list[list[int]], do_sample: bool
     ) -> Resolved:
         """Choose γ by measured costs at this batch and context; plain decoding when none is predicted to gain."""
-        from ssd_infer.strategies.sparse_attention.sparse_calibration import settle_sparse
+        from ssd_infer.strategies.sparse_attention.sparse_calibration import resolve_sparse_attention
 
-        return settle_sparse(target, cast(SparseAttentionParams, params), prompts, do_sample)
+        return resolve_sparse_attention(target, cast(SparseAttentionParams, params), prompts, do_sample)

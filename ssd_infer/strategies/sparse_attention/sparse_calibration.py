@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ssd_infer.engine.target import Target
 from ssd_infer.strategies.base import Resolved
-from ssd_infer.strategies.sparse_attention.draft_length import Pace
+from ssd_infer.strategies.sparse_attention.draft_length import DraftLengthController
 from ssd_infer.strategies.sparse_attention.slot_budget import budget
 from ssd_infer.strategies.sparse_attention.sparse_costs import SparseCosts, cached_costs, expected_tokens
 from ssd_infer.strategies.sparse_attention.sparse_memory import fits
@@ -50,7 +50,9 @@ def _key(params: SparseAttentionParams) -> tuple[str, float, int]:
     return str(params.selector), float(params.ratio), int(params.min_budget)
 
 
-def pace_of(target: Target, params: SparseAttentionParams, prompts: Sequence[int]) -> Pace:
+def draft_length_controller(
+    target: Target, params: SparseAttentionParams, prompts: Sequence[int]
+) -> DraftLengthController:
     """Return the pace of a decoding of `prompts` (lengths): fixed, or adapting by costs at their batch and context.
 
     It starts from what is usual, not from earlier decodings: one prompt measured again is drafted for as before.
@@ -59,11 +61,11 @@ def pace_of(target: Target, params: SparseAttentionParams, prompts: Sequence[int
     slots = budget(context, float(params.ratio), int(params.min_budget))
     shares = [usual_agreement(slots)] * MAX_GAMMA
     if not params.adapt:
-        return Pace(shares, int(params.gamma))
-    return Pace(shares, MAX_GAMMA, cached_costs(target, context, len(prompts)), slots)
+        return DraftLengthController(shares, int(params.gamma))
+    return DraftLengthController(shares, MAX_GAMMA, cached_costs(target, context, len(prompts)), slots)
 
 
-def settle_sparse(
+def resolve_sparse_attention(
     target: Target, params: SparseAttentionParams, prompts: list[list[int]], do_sample: bool
 ) -> Resolved:
     """Replace `auto`; plain decoding when nothing is predicted to gain. With a given γ nothing is measured."""

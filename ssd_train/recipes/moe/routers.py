@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ssd_infer.errors import UnsupportedModelError
-from ssd_infer.offload.layout import MoeLayer, moe_layers, why_not
+from ssd_infer.offload.layout import MoeLayer, moe_layers, unsupported_reason
 from ssd_infer.strategies.reduced_experts.routing import (
     Renorm,
     Routing,
@@ -35,7 +35,7 @@ class Routers:
     def __init__(self, layers: Sequence[nn.Module], model_type: str) -> None:
         """Find the routers among decoder `layers`; raises UnsupportedModelError when there are none to train."""
         self.layers: list[MoeLayer] = moe_layers(layers)
-        reason = why_not(model_type, self.layers)
+        reason = unsupported_reason(model_type, self.layers)
         if reason is not None:
             raise UnsupportedModelError(
                 f"recipe moe: {reason}; use model=qwen2_moe or an MoE checkpoint with model=hf"
