@@ -25,10 +25,10 @@ from ssd_infer.config.evaluation import DTYPES, TASKS
 from ssd_infer.corpus import build_tasks
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import ConfigError, SSDError
-from ssd_infer.evaluation.long_context import cell_report, measure_cell
-from ssd_infer.evaluation.prefilled import Prefilled, prefill_once, room_for
 from ssd_infer.jsonio import from_json, to_json
 from ssd_infer.report.format import bytes_text, number, times
+from ssd_infer.strategies.sparse_attention.long_context import cell_report, measure_cell
+from ssd_infer.strategies.sparse_attention.prefilled import Prefilled, prefill_once, room_for
 from ssd_infer.strategies.sparse_attention.sparse_attention import SparseAttention
 
 console = Console(width=170)

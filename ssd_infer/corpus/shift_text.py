@@ -11,6 +11,8 @@ from ssd_infer.errors import DataError
 
 SHIFT_TASK = "task_shift"
 KINDS = ("prose", "code", "dialogue")
+FEWEST_TOKENS = 96
+"""Least new tokens a kind of text gets; below that a search has no time."""
 _DESCRIBED = re.compile(
     r'^[ \t]*(?:async )?def (?P<name>\w+)\([^)]*\)[^:\n]*:\n\s+"""(?P<says>[A-Z][^"\n]{20,160}?)\.?(?:"""|\n)',
     re.MULTILINE,

@@ -98,7 +98,7 @@ def read_draft(draft: Any, params: Any, problems: list[Problem]) -> tuple[str | 
     """Return the name of the draft, None for plain decoding, and its parameters."""
     if draft is not None and not isinstance(draft, str):
         rule = "must be the name of a draft, or None for plain decoding"
-        problems.append(Problem("draft", rule, shown(draft), "try 'early_exit'"))
+        problems.append(Problem("draft", rule, shown(draft), "give its name as text"))
     named = params is None or (isinstance(params, Mapping) and all(isinstance(key, str) for key in params))
     if not named:
         rule = "must map names to values"

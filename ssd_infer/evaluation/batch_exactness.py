@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ssd_infer.evaluation.budget import Budget, Deadline
 from ssd_infer.evaluation.contenders import Prompts, one_line
 from ssd_infer.evaluation.losslessness import LosslessResult, Verdict, first_divergence
+from ssd_infer.tuning.budget import Budget, Deadline
 
 ROWS, LONGEST_PROMPT, LONGEST_OUTPUT = 4, 64, 24
 SHARE = 0.05

@@ -19,12 +19,13 @@ from ssd_infer.evaluation.batch_exactness import (
     run_checks,
 )
 from ssd_infer.evaluation.bench import EvalContext
-from ssd_infer.evaluation.budget import Deadline
-from ssd_infer.evaluation.contenders import Contender, Prompts, Sampling, one_line, ours
+from ssd_infer.evaluation.contenders import Contender, Prompts, one_line, ours
 from ssd_infer.evaluation.losslessness import LosslessResult, Regret
 from ssd_infer.evaluation.stream import Output, judge_stream
 from ssd_infer.evaluation.transformers_side import cut_at_eos, eos_ids
 from ssd_infer.strategies import registry as drafts
+from ssd_infer.strategies.study import Sampling
+from ssd_infer.tuning.budget import Deadline
 
 PLAIN, THEIRS = "ssd_plain", "transformers_generate"
 SEEDS = 3

@@ -14,16 +14,16 @@ import ssd_infer
 from ssd_infer.checkpoint.load import Loaded
 from ssd_infer.config.evaluation import EvalSettings
 from ssd_infer.corpus import Task, build_tasks, calibration_prompts
-from ssd_infer.corpus.shift_text import SHIFT_TASK, shift_streams
+from ssd_infer.corpus.shift_text import FEWEST_TOKENS, SHIFT_TASK, shift_streams
 from ssd_infer.engine.devices import check_device
 from ssd_infer.engine.generation_rules import notes_of
 from ssd_infer.engine.positions import beyond_positions
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import CheckpointError
-from ssd_infer.evaluation.budget import Budget
 from ssd_infer.evaluation.measure import Unit
 from ssd_infer.evaluation.strategies import check_draft, find_target
 from ssd_infer.evaluation.vocabulary import check_ids
+from ssd_infer.tuning.budget import Budget
 
 Say = Callable[[str], None]
 CALIBRATION_PROMPTS, SHIFT_STREAMS = 6, 6
@@ -104,8 +104,6 @@ def open_context(settings: EvalSettings, say: Say) -> EvalContext:
 
 def _longest(bench: EvalContext) -> int:
     """Return the tokens of the longest text this run decodes, prompt included."""
-    from ssd_infer.evaluation.shift import FEWEST_TOKENS
-
     new = bench.settings.max_new_tokens
     prompts = [len(prompt) + new for task in bench.tasks for prompt in task.prompts]
     turns = [sum(len(turn) + max(new, FEWEST_TOKENS) for turn in stream) for stream in bench.shift]

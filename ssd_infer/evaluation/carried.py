@@ -11,12 +11,13 @@ from ssd_infer.strategies import registry
 def carry(rows: list[dict[str, Any]]) -> list[str]:
     """Put what strategies show of their rows into `extra.tables` and `extra.plots`; return warnings.
 
-    A strategy that fails here keeps its row: what it could not show is a warning.
+    A row without figures is asked for only where a study found something. A strategy that fails here keeps its row:
+    what it could not show is a warning.
     """
     warnings = []
     for row in rows:
         info = registry.of_row(row["name"])
-        if row["status"] != "ok" or info.kind != "causal":
+        if info.kind != "causal" or (row["status"] != "ok" and not row["extra"]):
             continue
         strategy = registry.get(info.name)
         try:

@@ -13,36 +13,12 @@ from torch import nn
 from ssd_infer import errors
 from ssd_infer.engine.clock import synchronise
 from ssd_infer.engine.stats import Stats
+from ssd_infer.strategies.study import Sampling
 
 one_line = errors.one_line
 Prompts = list[list[int]]
 Kind = Literal["baseline", "again", "peer", "strategy"]
 """`again` is a baseline a second time: how far it seems to be from itself is the noise of the measurement."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How tokens are chosen in one part of a run; temperature 0 is greedy."""
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-
-    @property
-    def greedy(self) -> bool:
-        """Tell whether nothing is drawn."""
-        return self.temperature == 0.0
-
-    @property
-    def suffix(self) -> str:
-        """Return what a row name carries: nothing when greedy, else for instance `:t1`."""
-        return "" if self.greedy else f":t{self.temperature:g}"
-
-    def arguments(self) -> dict[str, Any]:
-        """Return the sampling arguments that `ssd_infer.generate` and transformers' `generate` share."""
-        if self.greedy:
-            return {"do_sample": False}
-        return {"do_sample": True, "temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
 
 
 @dataclass(slots=True)

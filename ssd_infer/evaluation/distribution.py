@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
-from ssd_infer.evaluation.budget import Deadline
-from ssd_infer.evaluation.contenders import Decode, Prompts, Sampling
+from ssd_infer.evaluation.contenders import Decode, Prompts
 from ssd_infer.evaluation.enumeration import Cells, enumerate_cells
 from ssd_infer.evaluation.losslessness import LosslessResult, Verdict
+from ssd_infer.strategies.study import Sampling
+from ssd_infer.tuning.budget import Deadline
 
 P_VALUE = 1e-4
 """Below this a row fails; a right sampler does so once in ten thousand tests."""

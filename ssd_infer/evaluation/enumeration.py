@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ssd_infer.evaluation.contenders import Sampling
+from ssd_infer.strategies.study import Sampling
 
 Cells = dict[tuple[int, ...], float]
 

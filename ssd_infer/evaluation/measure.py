@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 import torch
 
 from ssd_infer.evaluation.bootstrap import Totals
-from ssd_infer.evaluation.budget import Deadline, OutOfTime
 from ssd_infer.evaluation.contenders import Contender, Decoded, Prompts, one_line
 from ssd_infer.evaluation.cost_model import Counted
+from ssd_infer.tuning.budget import Deadline, OutOfTime
 
 WARM_UP_TOKENS = 12
 FEWEST_TOKENS, ADEQUATE_TOKENS = 16, 32

@@ -12,7 +12,7 @@ from torch.nn import functional
 from ssd_infer.engine.sampling import Sampler, SamplingParams
 from ssd_infer.engine.session import open_session
 from ssd_infer.engine.target import Target
-from ssd_infer.evaluation.budget import Deadline
+from ssd_infer.tuning.budget import Deadline
 
 
 @torch.inference_mode()

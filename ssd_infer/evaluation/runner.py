@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ssd_infer.checkpoint.provenance import environment, identity
@@ -12,29 +12,26 @@ from ssd_infer.corpus import held_out_ids
 from ssd_infer.engine.target import Target
 from ssd_infer.evaluation import report_folder
 from ssd_infer.evaluation.bench import EvalContext, Say, open_context, torch_threads, vocab_size
-from ssd_infer.evaluation.budget import Deadline, OutOfTime, deal, stopping
 from ssd_infer.evaluation.carried import carry
-from ssd_infer.evaluation.contenders import Sampling, one_line
-from ssd_infer.evaluation.grid import Cell, measured_cells, predicted_cells
 from ssd_infer.evaluation.progress import quiet_libraries
 from ssd_infer.evaluation.quality import exit_quality
 from ssd_infer.evaluation.section import Section, judge, rows, run_section
-from ssd_infer.evaluation.shift import shift_study
 from ssd_infer.evaluation.strategies import Absent
+from ssd_infer.evaluation.studies import Findings, Round, listed_rows
 from ssd_infer.evaluation.summary import absent_row
-from ssd_infer.evaluation.sweep import attach, sparse_sweep
 from ssd_infer.evaluation.verdict import verdict
 from ssd_infer.evaluation.vocabulary import check_ids
 from ssd_infer.report.schema import SCHEMA_VERSION
 from ssd_infer.report.write import check_writable, write_report, writing
-from ssd_infer.strategies.early_exit import exit_calibration as calibrate
-from ssd_infer.strategies.registry import basics, group_of
+from ssd_infer.strategies.registry import basics
+from ssd_infer.strategies.study import Sampling
+from ssd_infer.tuning.budget import Deadline, deal
 
 logger = logging.getLogger(__name__)
 
 QUALITY_TOKENS, QUALITY_WINDOW = 8192, 256
 CALIBRATION_SHARE = 0.6
-"""Share of the time up to the end of the first choice of parameters that the calibration of early exits may take."""
+"""Share of the time up to the end of the first choice of parameters that calibrations at the start may take."""
 
 
 def evaluate(settings: EvalSettings, say: Say | None = None) -> dict[str, Any]:
@@ -50,10 +47,9 @@ def evaluate(settings: EvalSettings, say: Say | None = None) -> dict[str, Any]:
         ends = deal([not t for t in settings.temperatures], bool(settings.contexts), bool(bench.shift))
         moments = {phase: bench.budget.deadline(share) for phase, share in ends.items()}
         quality = _quality(bench, moments["quality"])
-        grid = _grid(bench, moments["grid"], moments["settle 0"].part(CALIBRATION_SHARE))
-        sweep = sparse_sweep(bench, moments["sweep"])
+        studied = _studied(bench, moments)
         sections = _sections(bench, moments)
-        report = assemble(bench, sections, quality, grid, sweep)
+        report = assemble(bench, sections, quality, studied)
     with writing("out", folder):
         write_report(report, folder, list(samples(sections)))
     return report
@@ -63,10 +59,9 @@ def assemble(
     bench: EvalContext,
     sections: list[Section],
     quality: dict[str, Any],
-    grid: dict[str, list[Cell]],
-    sweep: dict[str, Any] | None = None,
+    studied: Sequence[Findings] = (),
 ) -> dict[str, Any]:
-    """Put the report together; every strategy name has a row."""
+    """Put the report together; every strategy name has a row, and what was `studied` at the start is added to it."""
     baselines: list[dict[str, Any]] = []
     peers: list[dict[str, Any]] = []
     strategies: list[dict[str, Any]] = []
@@ -80,10 +75,8 @@ def assemble(
         if name not in present
     ]
     for row in strategies:
-        if row["name"] == "early_exit" and grid["predicted"]:
-            row["extra"]["grid"] = grid
-        if row["name"] == "sparse_attention" and sweep:
-            attach(row, sweep)
+        for findings in studied:
+            findings.attach(row)
     bench.notes += carry(strategies)
     return {
         "schema_version": SCHEMA_VERSION,
@@ -106,23 +99,27 @@ def _sections(bench: EvalContext, moments: Mapping[str, Deadline]) -> list[Secti
         sampling = Sampling(float(t), settings.top_k, settings.top_p) if t else Sampling()
         section = run_section(bench, sampling, moments[f"settle {number}"], moments[f"measure {number}"])
         judge(bench, section, moments[f"law {number}"])
-        _shift(bench, section, moments[f"shift {number}"])
+        _streams(bench, section, moments[f"streams {number}"])
         sections.append(section)
     return sections
 
 
-def _shift(bench: EvalContext, section: Section, deadline: Deadline) -> None:
-    """Decode the streams of task_shift where they were asked for; a study that fails is a warning, and costs no row."""
-    if not bench.shift:
-        return
-    bench.say("decoding streams whose text changes")
-    try:
-        found = shift_study(bench, section.sampling, deadline)
-    except Exception as error:  # noqa: BLE001
-        bench.notes.append(f"task_shift failed: {one_line(error)}")
-        return
-    for name, facts in found.items():
-        section.more.setdefault(name, {})["task_shift"] = facts
+def _studied(bench: EvalContext, moments: Mapping[str, Deadline]) -> list[Findings]:
+    """Let strategies study before any parameters are chosen: of themselves, then at long contexts if asked for."""
+    found = []
+    for when in ("start", "contexts"):
+        settled = moments["settle 0"].part(CALIBRATION_SHARE)
+        rows_asked = listed_rows(bench, Sampling())
+        found.append(Round(bench, when, Sampling(), moments[when], settled).run(rows_asked))
+    return found
+
+
+def _streams(bench: EvalContext, section: Section, deadline: Deadline) -> None:
+    """Let strategies decode the streams of task_shift where they were asked for."""
+    if bench.shift:
+        bench.say("decoding streams whose text changes")
+        studying = Round(bench, "streams", section.sampling, deadline, deadline)
+        section.learn(studying.run(listed_rows(bench, section.sampling)))
 
 
 def _quality(bench: EvalContext, deadline: Deadline) -> dict[str, Any]:
@@ -132,32 +129,6 @@ def _quality(bench: EvalContext, deadline: Deadline) -> dict[str, Any]:
     source, windows = held_out_ids(bench.tasks, bench.tokenizer, QUALITY_TOKENS, QUALITY_WINDOW)
     check_ids(source, windows, vocab_size(bench.model))
     return exit_quality(bench.target, windows, source, deadline)
-
-
-def _grid(bench: EvalContext, deadline: Deadline, calibrated: Deadline) -> dict[str, list[Cell]]:
-    """Return predicted and measured cells; empty where early exit does not apply, is not wanted, or took too long.
-
-    The calibration, which the choice of parameters needs too, may go on until `calibrated`, what is measured beyond it
-    until `deadline`.
-    """
-    settings, target = bench.settings, bench.target
-    wanted = settings.draft in ("all", group_of("early_exit")) or settings.draft.startswith("early_exit")
-    if not isinstance(target, Target) or target.num_layers < 2 or not wanted:
-        return {"predicted": [], "measured": []}
-    bench.say("calibrating early exits")
-    cells: list[Cell] = []
-    try:
-        with stopping(bench.model, calibrated):
-            cells = predicted_cells(calibrate.cached_profile(target, bench.calibration, do_sample=False))
-    except OutOfTime:
-        bench.notes.append("the time limit left out the grid of exits and draft lengths")
-    if not settings.grid or not cells or deadline.passed:
-        return {"predicted": cells, "measured": []}
-    bench.say("measuring the most promising exits and draft lengths")
-    return {
-        "predicted": cells,
-        "measured": measured_cells(bench.model, cells, bench.calibration, bench.device, deadline),
-    }
 
 
 def _protocol(bench: EvalContext, sections: list[Section]) -> dict[str, Any]:

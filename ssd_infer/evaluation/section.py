@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,15 +12,13 @@ from ssd_infer.engine.target import Target
 from ssd_infer.evaluation.batch_exactness import batch_deadline
 from ssd_infer.evaluation.batch_text import greedy_in_batches, sampled_in_batches
 from ssd_infer.evaluation.bench import EvalContext
-from ssd_infer.evaluation.budget import Deadline, OutOfTime, stopping
-from ssd_infer.evaluation.contenders import Contender, Sampling, one_line, ours
+from ssd_infer.evaluation.contenders import Contender, one_line, ours
 from ssd_infer.evaluation.distribution import SETTINGS, judge_sampling, pick_context
-from ssd_infer.evaluation.forced import SHARE as FORCED_SHARE
-from ssd_infer.evaluation.forced import forced_facts, shape_of
 from ssd_infer.evaluation.losslessness import LosslessResult, Regret, judge_greedy
 from ssd_infer.evaluation.measure import Measurements, measure
 from ssd_infer.evaluation.strategies import Absent, Candidates, own_peers, select_candidates
 from ssd_infer.evaluation.stream import Output, both, judge_stream
+from ssd_infer.evaluation.studies import Findings, Round, timed_rows
 from ssd_infer.evaluation.summary import (
     AGAIN,
     Scoreboard,
@@ -32,9 +30,13 @@ from ssd_infer.evaluation.summary import (
     strategy_row,
 )
 from ssd_infer.evaluation.transformers_side import eos_ids, hf_baseline, hf_peers
+from ssd_infer.strategies.study import Sampling
+from ssd_infer.tuning.budget import Deadline, OutOfTime, stopping
 
 LONGEST_SEARCH, SEARCH_SHARE = 60.0, 0.05
 """Seconds of one strategy's search, and the share of the time limit it may take."""
+STUDIED = 0.15
+"""Share of a setting's measuring time that studies of the timed rows take, where there are any."""
 
 
 @dataclass(slots=True)
@@ -49,6 +51,14 @@ class Section:
     verdicts: dict[str, LosslessResult] = field(default_factory=dict)
     more: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Additions to a strategy row's `extra`, by name."""
+    faults: dict[str, str] = field(default_factory=dict)
+    """How a strategy's output broke its promise in a study, by name."""
+
+    def learn(self, findings: Findings) -> None:
+        """Take what studies found of rows of this setting."""
+        for name, facts in findings.facts.items():
+            self.more.setdefault(name, {}).update(facts)
+        self.faults |= findings.faults
 
 
 def run_section(bench: EvalContext, sampling: Sampling, settling: Deadline, deadline: Deadline) -> Section:
@@ -72,6 +82,7 @@ def run_section(bench: EvalContext, sampling: Sampling, settling: Deadline, dead
     how = "greedy" if sampling.greedy else f"temperature {sampling.temperature:g}"
     running = sum(item.stands_for is None for item in contenders)
     bench.say(f"decoding with {running} contenders, {how}")
+    studying = Round(bench, "timed", sampling, deadline, settling)
     found = measure(
         contenders,
         bench.units,
@@ -79,48 +90,19 @@ def run_section(bench: EvalContext, sampling: Sampling, settling: Deadline, dead
         settings.max_new_tokens,
         settings.seed,
         bench.device,
-        deadline.part(1 - FORCED_SHARE) if any(map(shape_of, contenders)) else deadline,
+        deadline.part(1 - STUDIED) if studying.studies(timed_rows(contenders)) else deadline,
     )
     bench.notes += shortfalls(found, settings.max_new_tokens, how)
     share_plain(found, contenders)
-    forced = _forced(bench, contenders, sampling, found.new_tokens, deadline)
+    studied = replace(studying, new_tokens=found.new_tokens).run(timed_rows(contenders))
     section = Section(
         sampling, contenders, field_.absent, found, scoreboard(found, contenders, sampling, settings.seed)
     )
     section.more = {name: {"predicted_by_calibration": value} for name, value in field_.predicted.items()}
     for name, facts in field_.searches.items():
         section.more.setdefault(name, {})["search"] = facts
-    for name, facts in forced.items():
-        section.more.setdefault(name, {})["teacher_forced"] = facts
+    section.learn(studied)
     return section
-
-
-def _forced(
-    bench: EvalContext, contenders: list[Contender], sampling: Sampling, tokens: int, deadline: Deadline
-) -> dict[str, dict[str, Any]]:
-    """Predict every early exit with fixed parameters from many prompts; what the time leaves out is a note."""
-    found = {}
-    prompts = [row for unit in bench.units for row in unit.prompts]
-    for item in contenders:
-        shape = shape_of(item)
-        if shape is None or isinstance(bench.target, str):
-            continue
-        bench.say(f"predicting {item.name} from many prompts")
-        facts = forced_facts(
-            bench.target,
-            prompts,
-            tokens,
-            sampling,
-            shape,
-            bench.settings.seed,
-            deadline,
-            bench.settings.batch_size,
-        )
-        if facts is None:
-            bench.notes.append(f"the time limit left out the prediction of {item.name} from many prompts")
-        else:
-            found[item.name] = facts
-    return found
 
 
 def stand_in(contenders: list[Contender]) -> None:
@@ -182,6 +164,9 @@ def rows(section: Section) -> tuple[list[dict[str, Any]], list[dict[str, Any]], 
         else:
             verdict = section.verdicts.get(item.name, missing)
             strategies.append(strategy_row(item, section.board, verdict, section.more.get(item.name, {})))
+    studied = Findings(faults=section.faults)
+    for row in strategies:
+        studied.attach(row)
     return baselines, peers, strategies + [absent_row(item) for item in section.absent]
 
 
@@ -201,7 +186,7 @@ def again(baseline: Contender, sampling: Sampling) -> Contender:
 
 def _peers(bench: EvalContext, sampling: Sampling, field_: Candidates) -> list[Contender]:
     early = next(
-        (item.params.get("exit_layer") for item in field_.contenders if item.draft == "early_exit"), None
+        (item.params["exit_layer"] for item in field_.contenders if "exit_layer" in item.params), None
     )
     layers = (
         bench.target.num_layers

@@ -10,11 +10,12 @@ from torch import nn
 
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import ConfigError, UnsupportedModelError
-from ssd_infer.evaluation.budget import Budget, Deadline, OutOfTime, stopping
-from ssd_infer.evaluation.contenders import Contender, Sampling, one_line, ours
+from ssd_infer.evaluation.contenders import Contender, one_line, ours
 from ssd_infer.strategies import registry as drafts
 from ssd_infer.strategies.base import Resolved, Strategy
 from ssd_infer.strategies.info import StrategyInfo, row_name
+from ssd_infer.strategies.study import Sampling
+from ssd_infer.tuning.budget import Budget, Deadline, OutOfTime, stopping
 
 
 @dataclass(slots=True)
@@ -93,7 +94,7 @@ def select_candidates(
     deadline = deadline or Budget(0.0).deadline(1.0)
     for place, (name, info) in enumerate(known.items()):
         row = name + sampling.suffix
-        if not _is_wanted(wanted, info):
+        if not is_wanted(wanted, info):
             reason = (
                 f"not measured: it searches long; ask for draft={info.name} or draft={info.group}"
                 if wanted == "all"
@@ -117,7 +118,7 @@ def select_candidates(
     return found
 
 
-def _is_wanted(wanted: str, info: StrategyInfo) -> bool:
+def is_wanted(wanted: str, info: StrategyInfo) -> bool:
     """Tell whether `draft=wanted` asks for a strategy; a group's name asks for all of it."""
     return info.in_all if wanted == "all" else wanted == info.group or row_name(wanted) == info.row
 
@@ -233,5 +234,5 @@ def own_peers(model: nn.Module, sampling: Sampling, wanted: str) -> list[Contend
             f"{info.row}{sampling.suffix}", "peer", ours(model, info.name, {}, sampling), draft=info.name
         )
         for info in drafts.infos().values()
-        if info.kind == "causal" and not info.listed and not _is_wanted(wanted, info)
+        if info.kind == "causal" and not info.listed and not is_wanted(wanted, info)
     ]

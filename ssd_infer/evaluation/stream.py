@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from ssd_infer.engine.target import Target
-from ssd_infer.evaluation.contenders import Sampling
 from ssd_infer.evaluation.distribution import P_VALUE, ChiSquare, chi_square
 from ssd_infer.evaluation.enumeration import allowed
 from ssd_infer.evaluation.losslessness import LosslessResult
+from ssd_infer.strategies.study import Sampling
 
 FEWEST_TOKENS, MOST_BINS = 60, 16
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ssd_infer.evaluation.bootstrap import Ratio, speed_ratio
-from ssd_infer.evaluation.contenders import Contender, Sampling
+from ssd_infer.evaluation.contenders import Contender
 from ssd_infer.evaluation.cost_model import Cost, measured_cost
 from ssd_infer.evaluation.losslessness import LosslessResult
 from ssd_infer.evaluation.lossy import pooled
@@ -15,6 +15,7 @@ from ssd_infer.evaluation.measure import Measurements
 from ssd_infer.evaluation.repetition import repetition
 from ssd_infer.evaluation.strategies import Absent
 from ssd_infer.strategies.registry import group_of
+from ssd_infer.strategies.study import Sampling
 
 NOTHING = LosslessResult("not_run", "nothing was decoded")
 AGAIN = ":again"

@@ -9,7 +9,8 @@ from torch import nn
 
 from ssd_infer.engine.generation_rules import switched_off
 from ssd_infer.engine.stats import Stats
-from ssd_infer.evaluation.contenders import Contender, Decode, Prompts, Sampling
+from ssd_infer.evaluation.contenders import Contender, Decode, Prompts
+from ssd_infer.strategies.study import Sampling
 
 LOOKUP_TOKENS = 10
 """transformers' documented `prompt_lookup_num_tokens`."""

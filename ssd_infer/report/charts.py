@@ -11,12 +11,10 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ssd_infer.report import call_costs, shift_plot
+from ssd_infer.report import call_costs
 from ssd_infer.report.format import plain
-from ssd_infer.report.heatmap import draw_heatmaps, grid_of
 from ssd_infer.report.plots import draw_plot
-from ssd_infer.report.rows import Report, is_sampled, ok_rows
-from ssd_infer.report.sweep import draw_budgets, draw_throughput
+from ssd_infer.report.rows import Report, all_rows, is_sampled, ok_rows
 from ssd_infer.report.table import plots_of
 from ssd_infer.report.wer_speed import draw_wer_speed
 
@@ -69,14 +67,7 @@ def draw_charts(report: Report) -> list[Chart]:
             "How often the k-th drafted token is accepted when verification reaches it.",
             _positions,
         ),
-        (shift_plot.TITLE, shift_plot.CAPTION, shift_plot.draw_shift),
         (call_costs.TITLE, call_costs.CAPTION, call_costs.draw_call_costs),
-        (
-            "Exit layer × draft length",
-            "Left: predicted by the cost model. Right: measured; empty cells were not measured. "
-            "Both on calibration prompts.",
-            _grid,
-        ),
         (
             "Predicted against measured",
             "On the line the cost model is right; below it the decoder is slower than predicted.",
@@ -86,16 +77,6 @@ def draw_charts(report: Report) -> list[Chart]:
             "Loss and agreement per exit layer",
             "Held-out text, teacher forcing: what the model knows after each layer.",
             _quality,
-        ),
-        (
-            "Throughput at long contexts",
-            "From the first token on, all decodings on the same prefilled rows.",
-            draw_throughput,
-        ),
-        (
-            "Acceptance against budget",
-            "Selector pillar, γ = 8, the longest context and smallest batch of the sweep.",
-            draw_budgets,
         ),
     ]
     charts = []
@@ -110,7 +91,7 @@ def draw_charts(report: Report) -> list[Chart]:
 def _carried(report: Report) -> list[Chart]:
     """Draw the plots that rows carry as data."""
     charts = []
-    for name, plot in plots_of(ok_rows(report)):
+    for name, plot in plots_of(all_rows(report)):
         with mpl.rc_context(STYLE):
             svg = svg_text(draw_plot(plot, COLOURS))
         charts.append(Chart(f"{name}: {plot.title}", plot.caption, svg))
@@ -190,27 +171,18 @@ def _positions(report: Report) -> Figure | None:
     return figure
 
 
-def _grid(report: Report) -> Figure | None:
-    grid = grid_of(report)
-    return draw_heatmaps(grid) if grid else None
-
-
 def _scatter(report: Report) -> Figure | None:
     rows = [
         (row["speed"]["predicted_speedup"], row["speed"]["speedup"], row["name"])
         for row in ok_rows(report)
         if row["speed"]["predicted_speedup"] is not None and not row["extra"].get("fell_back_to_plain")
     ]
-    cells = _grid_points(grid_of(report) or {})
-    if not rows and not cells:
+    if not rows:
         return None
-    values = [value for row in rows for value in row[:2]] + [value for cell in cells for value in cell]
+    values = [value for row in rows for value in row[:2]]
     low, high = min(values) - 0.08, max(values) + 0.08
     figure, axes = _figure(6.4, 4.2)
     axes.plot([low, high], [low, high], color="#9ca3af", linewidth=1, linestyle=(0, (4, 3)))
-    if cells:
-        across, up = zip(*cells, strict=True)
-        axes.scatter(across, up, s=22, color="#9ca3af", label="E × γ cells (calibration)")
     for index, (predicted, measured, name) in enumerate(rows):
         axes.scatter(
             [predicted],
@@ -224,12 +196,6 @@ def _scatter(report: Report) -> Figure | None:
     axes.set_aspect("equal")
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=9)
     return figure
-
-
-def _grid_points(grid: dict[str, Any]) -> list[tuple[float, float]]:
-    predicted = {(cell["exit_layer"], cell["gamma"]): cell["speedup"] for cell in grid.get("predicted", [])}
-    measured = {(cell["exit_layer"], cell["gamma"]): cell["speedup"] for cell in grid.get("measured", [])}
-    return [(predicted[key], measured[key]) for key in sorted(measured) if key in predicted]
 
 
 def _quality(report: Report) -> Figure | None:

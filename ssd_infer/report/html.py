@@ -8,7 +8,6 @@ from html import escape
 from importlib import resources
 from typing import Any
 
-from ssd_infer.report import forced
 from ssd_infer.report.charts import Chart, draw_charts
 from ssd_infer.report.definitions import DEFINITIONS
 from ssd_infer.report.format import (
@@ -26,6 +25,7 @@ from ssd_infer.report.rows import (
     STATUS_TEXT,
     Report,
     Row,
+    all_rows,
     broken_rows,
     find_row,
     headline,
@@ -36,9 +36,7 @@ from ssd_infer.report.rows import (
     other_rows,
     plain_rows,
 )
-from ssd_infer.report.searches import HEAD, search_cells
 from ssd_infer.report.speech import NOTE, SPEECH_HEAD, doubt_line, sets_table, speech_table
-from ssd_infer.report.sweep import SWEEP_HEAD, sweep_rows
 from ssd_infer.report.table import Table, tables_of
 
 
@@ -83,13 +81,10 @@ def render_html(report: Report) -> str:
         _hero(report),
         _warnings(report["verdict"]["warnings"]),
         _section("Strategies", _strategies(report)),
-        _forced(report),
-        _searches(report),
         _speech(report),
         _section("Plots", figures(draw_charts(report))),
         _section("Losslessness", _lossless(report)),
         *_carried(report),
-        _sweep(report),
         '<div class="two">'
         + _section("Plain decoding and peers", _others(report))
         + _section("By task", _tasks(report))
@@ -253,21 +248,6 @@ def _unmeasured(row: Row, width: int) -> str:
     )
 
 
-def _forced(report: Report) -> str:
-    """Draw what many prompts predict; nothing where no strategy was predicted so."""
-    rows = [table_row(cells, 1) for cells in forced.forced_cells(report)]
-    if not rows:
-        return ""
-    caption = f'<p class="muted">{text(forced.CAPTION)}</p>'
-    return _section(forced.TITLE, caption + html_table(forced.HEAD, rows, range(1, len(forced.HEAD))))
-
-
-def _searches(report: Report) -> str:
-    """Draw the table of searches; nothing where no measured strategy searched."""
-    rows = [table_row(cells) for cells in search_cells(report)]
-    return _section("Searches for layers to leave out", html_table(HEAD, rows)) if rows else ""
-
-
 def _lossless(report: Report) -> str:
     rows = []
     for row in ok_rows(report):
@@ -284,7 +264,8 @@ def _lossless(report: Report) -> str:
 def _carried(report: Report) -> list[str]:
     """Draw the tables that rows carry as data, one section each."""
     return [
-        _section(f"{name}: {table.title}", carried_table(table)) for name, table in tables_of(ok_rows(report))
+        _section(f"{name}: {table.title}", carried_table(table))
+        for name, table in tables_of(all_rows(report))
     ]
 
 
@@ -309,11 +290,6 @@ def carried_table(table: Table) -> str:
     caption = f'<p class="muted">{text(table.caption)}</p>' if table.caption else ""
     body = "".join(rows)
     return f'{caption}<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def _sweep(report: Report) -> str:
-    rows = [table_row(cells, 3) for cells in sweep_rows(report)]
-    return _section("Long contexts", html_table(SWEEP_HEAD, rows, range(3, len(SWEEP_HEAD)))) if rows else ""
 
 
 def _others(report: Report) -> str:

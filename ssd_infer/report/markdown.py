@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ssd_infer.report import forced, shift_plot
 from ssd_infer.report.definitions import DEFINITIONS
 from ssd_infer.report.format import (
     bytes_text,
@@ -22,6 +21,7 @@ from ssd_infer.report.format import markdown as md
 from ssd_infer.report.rows import (
     STATUS_TEXT,
     Report,
+    all_rows,
     find_row,
     headline,
     noise_line,
@@ -30,9 +30,7 @@ from ssd_infer.report.rows import (
     other_rows,
     plain_rows,
 )
-from ssd_infer.report.searches import HEAD, search_cells
 from ssd_infer.report.speech import NOTE, SPEECH_HEAD, doubt_line, sets_table, speech_table
-from ssd_infer.report.sweep import SWEEP_HEAD, sweep_rows
 from ssd_infer.report.table import Table, plots_of, tables_of
 
 Cells = Iterable[object]
@@ -51,12 +49,8 @@ def render_markdown(report: Report) -> str:
         _title(report),
         _environment(report),
         "## Strategies\n\n" + _strategies(report),
-        _forced(report),
-        _searches(report),
-        _shift(report),
         _speech(report),
         _per_task(report),
-        _sweep(report),
         *_carried(report),
         "## Not measured\n\n" + _reasons(report),
         "## Plain decoding and what a user would pick instead\n\n" + _others(report),
@@ -175,32 +169,10 @@ def _per_task(report: Report) -> str:
     return "## By task\n\n" + table(("strategy", "task", "tokens/s", "speedup", "95 %", "α", "τ"), rows)
 
 
-def _forced(report: Report) -> str:
-    rows = forced.forced_cells(report)
-    head = f"## {forced.TITLE}\n\n{md(forced.CAPTION)}\n\n"
-    return head + table(forced.HEAD, rows) if rows else ""
-
-
-def _searches(report: Report) -> str:
-    rows = search_cells(report)
-    return "## Searches for layers to leave out\n\n" + table(HEAD, rows) if rows else ""
-
-
-def _shift(report: Report) -> str:
-    rows = shift_plot.shift_cells(report)
-    head = f"## {shift_plot.TITLE}\n\n{md(shift_plot.CAPTION)}\n\n"
-    return head + table(shift_plot.HEAD, rows) if rows else ""
-
-
-def _sweep(report: Report) -> str:
-    rows = sweep_rows(report)
-    return "## Long contexts\n\n" + table(SWEEP_HEAD, rows) if rows else ""
-
-
 def _carried(report: Report) -> list[str]:
     """Draw the tables that rows carry as data, and their plots as tables of points."""
-    rows = ok_rows(report)
-    drawn = [*tables_of(rows), *((name, plot.table()) for name, plot in plots_of(rows))]
+    rows = all_rows(report)
+    drawn = [*tables_of(rows), *((name, plot.table()) for name, plot in plots_of(rows) if plot.listed)]
     return [_carried_table(name, one) for name, one in drawn]
 
 

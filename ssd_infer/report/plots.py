@@ -2,38 +2,154 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from matplotlib.axes import Axes
+from matplotlib.colors import Normalize, TwoSlopeNorm
 from matplotlib.figure import Figure
 
 from ssd_infer.report.format import plain
-from ssd_infer.report.table import Plot
+from ssd_infer.report.table import Mark, Plot, Series
 
+INK, MUTED = "#1f2937", "#6b7280"
 WIDE = 0.8
 """Width of a group of bars, as a share of the distance between groups."""
+DASHES = (0, (4, 3))
+MOST_TICKS = 12
+"""Places of the x axis that are all named; more get even steps."""
 
 
 def draw_plot(plot: Plot, colours: tuple[str, ...]) -> Figure:
-    """Draw `plot`; the legend stands beside the lines, never over them."""
-    figure = Figure(figsize=(6.4, 3.4))
-    axes = figure.add_subplot()
-    draw = _bars if plot.kind == "bar" else _lines
-    draw(axes, plot, colours)
-    axes.set(xlabel=plain(plot.x_label), ylabel=plain(plot.y_label))
-    if len(plot.series) > 1:
-        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=9)
+    """Draw `plot`, its panels side by side; the legend stands beside them, never over what is drawn."""
+    if plot.kind == "heatmap":
+        return _heatmaps(plot)
+    panels = plot.panels
+    figure = Figure(figsize=(6.4 if len(panels) == 1 else 1.2 + 3.2 * len(panels), 3.4))
+    drawn = figure.subplots(1, len(panels), squeeze=False, sharey=plot.from_zero)[0]
+    names = list(dict.fromkeys(one.name for one in plot.series))
+    chosen = {name: colours[index % len(colours)] for index, name in enumerate(names)}
+    for axes, panel in zip(drawn, panels, strict=True):
+        _panel(axes, plot, [one for one in plot.series if one.panel == panel], chosen)
+        axes.set_title(plain(panel), fontsize=10.5)
+    drawn[0].set_ylabel(plain(plot.y_label))
+    if len(names) > 1:
+        handles = {plain(name): _handle(drawn, name) for name in names}
+        legend = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0), "fontsize": 9}
+        drawn[-1].legend(handles.values(), handles.keys(), **legend)
     return figure
 
 
-def _lines(axes: Axes, plot: Plot, colours: tuple[str, ...]) -> None:
-    for index, one in enumerate(plot.series):
-        colour = colours[index % len(colours)]
-        axes.plot(
-            one.x, one.y, marker="o", markersize=4.5, linewidth=1.8, color=colour, label=plain(one.name)
-        )
+def _handle(drawn: Sequence[Axes], name: str) -> object:
+    """Return what was drawn first under a name, in any panel."""
+    for axes in drawn:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            if label == plain(name):
+                return handle
+    raise ValueError(f"series {name!r} was not drawn")
 
 
-def _bars(axes: Axes, plot: Plot, colours: tuple[str, ...]) -> None:
-    width = WIDE / len(plot.series)
-    for index, one in enumerate(plot.series):
-        places = [x + (index - (len(plot.series) - 1) / 2) * width for x in one.x]
-        axes.bar(places, one.y, width=width, color=colours[index % len(colours)], label=plain(one.name))
+def _panel(axes: Axes, plot: Plot, series: list[Series], colours: dict[str, str]) -> None:
+    """Draw the series of one panel, their marks and labels."""
+    for index, one in enumerate(series):
+        if plot.kind == "bar" and not one.style:
+            _bars(axes, one, index, len(series), colours[one.name])
+        else:
+            _line(axes, one, one.style or ("points" if plot.kind == "scatter" else "line"), colours[one.name])
+    if plot.log_x:
+        axes.set_xscale("log")
+    places = sorted({x for one in series for x in one.x})
+    if len(places) <= MOST_TICKS and (plot.log_x or all(float(x).is_integer() for x in places)):
+        axes.set_xticks(places, [f"{x:g}" for x in places])
+        axes.minorticks_off()
+    if plot.from_zero:
+        axes.set_ylim(bottom=0)
+    for mark in plot.marks:
+        if mark.panel in ("", series[0].panel):
+            _mark(axes, mark)
+    axes.set_xlabel(plain(plot.x_label))
+
+
+def _line(axes: Axes, one: Series, style: str, colour: str) -> None:
+    up = [float("nan") if y is None else y for y in one.y]
+    if style == "points":
+        axes.scatter(one.x, up, s=22, color=colour, label=plain(one.name))
+    elif style == "dashed":
+        axes.plot(one.x, up, linewidth=1, linestyle=DASHES, color=colour, label=plain(one.name))
+    else:
+        axes.plot(one.x, up, marker="o", markersize=4.5, linewidth=1.8, color=colour, label=plain(one.name))
+    for x, y, label in zip(one.x, up, one.labels, strict=False):
+        axes.annotate(plain(label), (x, y), (0, 7), textcoords="offset points", ha="center", fontsize=8)
+
+
+def _bars(axes: Axes, one: Series, index: int, count: int, colour: str) -> None:
+    width = WIDE / count
+    places = [x + (index - (count - 1) / 2) * width for x in one.x]
+    axes.bar(places, [y or 0.0 for y in one.y], width=width, color=colour, label=plain(one.name))
+
+
+def _mark(axes: Axes, mark: Mark) -> None:
+    """Draw a line across the panel, its name at its end."""
+    name = plain(mark.label)[:40]
+    if mark.axis == "x":
+        axes.axvline(mark.at, color=MUTED, linewidth=1, linestyle=DASHES)
+        where = axes.get_xaxis_transform()
+        axes.text(mark.at, 1.01, f" {name}", fontsize=8, color=MUTED, transform=where)
+    else:
+        axes.axhline(mark.at, color=MUTED, linewidth=1, linestyle=DASHES)
+        where = axes.get_yaxis_transform()
+        axes.text(0.99, mark.at, name, fontsize=8, color=MUTED, transform=where, ha="right", va="bottom")
+
+
+def _heatmaps(plot: Plot) -> Figure:
+    """Draw a heat map a panel, all on one colour scale, the best cell of each outlined."""
+    across = sorted({x for one in plot.series for x in one.x})
+    up = sorted({y for one in plot.series for y in one.y if y is not None})
+    values = [value for one in plot.series for value in one.values]
+    norm = _scale(values, plot.centre)
+    size = (2.2 + 0.46 * len(across) * len(plot.series), 1.3 + 0.34 * len(up))
+    figure = Figure(figsize=size)
+    panels = figure.subplots(1, len(plot.series), sharey=True, squeeze=False)[0]
+    for axes, one in zip(panels, plot.series, strict=True):
+        _cells(axes, one, across, up, norm)
+        axes.set_title(plain(one.panel or one.name), fontsize=10.5)
+        axes.set_xlabel(plain(plot.x_label))
+    panels[0].set_ylabel(plain(plot.y_label))
+    figure.subplots_adjust(wspace=0.08)
+    return figure
+
+
+def _scale(values: list[float], centre: float | None) -> Normalize:
+    """Return a colour scale, with equal room on both sides of a centre; close values stay pale."""
+    if centre is None:
+        return Normalize(min(values), max(values))
+    least = 0.4 * abs(centre) or 1.0
+    return TwoSlopeNorm(centre, min(*values, centre - least), max(*values, centre + least))
+
+
+def _cells(axes: Axes, one: Series, across: list[float], up: list[float], norm: Normalize) -> None:
+    table = [[float("nan")] * len(across) for _ in up]
+    cells = [
+        (across.index(x), up.index(y), value)
+        for x, y, value in zip(one.x, one.y, one.values, strict=True)
+        if y is not None
+    ]
+    for column, line, value in cells:
+        table[line][column] = value
+    axes.imshow(table, cmap="RdBu", norm=norm, aspect="auto", origin="lower")
+    axes.set_facecolor("#f3f4f6")
+    axes.grid(visible=False)
+    axes.set_xticks(range(len(across)), [f"{x:g}" for x in across])
+    axes.set_yticks(range(len(up)), [f"{y:g}" for y in up])
+    best = max(one.values)
+    labels = one.labels or tuple(f"{value:.2f}" for value in one.values)
+    for (column, line, value), label in zip(cells, labels, strict=False):
+        _write_cell(axes, (column, line), plain(label), float(norm(value)), value == best)
+
+
+def _write_cell(axes: Axes, place: tuple[int, int], label: str, shade: float, best: bool) -> None:
+    colour, weight = "white" if abs(shade - 0.5) > 0.3 else INK, "bold" if best else "normal"
+    axes.text(*place, label, ha="center", va="center", fontsize=8, color=colour, fontweight=weight)
+    if best:
+        left, right, low, high = place[0] - 0.48, place[0] + 0.48, place[1] - 0.46, place[1] + 0.46
+        edge = [left, right, right, left, left], [low, low, high, high, low]
+        axes.plot(*edge, color="#111827", linewidth=1.6)

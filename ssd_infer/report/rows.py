@@ -36,6 +36,11 @@ def other_rows(report: Report) -> list[Row]:
     return [row for row in report["strategies"] if row["status"] != "ok"]
 
 
+def all_rows(report: Report) -> list[Row]:
+    """Return every strategy row, measured ones first and fastest first."""
+    return [*ok_rows(report), *other_rows(report)]
+
+
 def find_row(report: Report, name: str | None) -> Row | None:
     """Return the strategy row called `name`, or None."""
     return next((row for row in report["strategies"] if row["name"] == name), None)

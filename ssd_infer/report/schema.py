@@ -47,7 +47,7 @@ def validate(report: object) -> None:
 
 
 def base_name(name: str) -> str:
-    """Return the strategy of a row name: `early_exit:t1` belongs to `early_exit`."""
+    """Return the strategy of a row name: `name:t1` belongs to `name`."""
     return name.split(":", 1)[0]
 
 

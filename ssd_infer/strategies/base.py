@@ -6,7 +6,7 @@ import dataclasses
 import types
 import typing
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ssd_infer.engine.drafter import Drafter, DraftParams
 from ssd_infer.engine.loop import Plan
@@ -15,6 +15,9 @@ from ssd_infer.engine.target import Target
 from ssd_infer.errors import ConfigError, Problem, one_line
 from ssd_infer.report.table import Plot, Table
 from ssd_infer.strategies.info import StrategyInfo
+
+if TYPE_CHECKING:
+    from ssd_infer.strategies.study import Study, StudyContext
 
 __all__ = ["Auto", "DraftParams", "Resolved", "Strategy", "at_least"]
 
@@ -88,6 +91,12 @@ class Strategy(Drafter):
         """Return whether the output with `params` is promised to be that of plain decoding."""
         del params
         return cls.lossless
+
+    @classmethod
+    def studies(cls, context: StudyContext) -> list[Study]:
+        """Return what it studies of itself in an evaluation, of what `context` asks for; most study nothing."""
+        del context
+        return []
 
     @classmethod
     def tables(cls, row: Mapping[str, Any]) -> list[Table]:

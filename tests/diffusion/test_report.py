@@ -129,10 +129,11 @@ def test_batches_budgets_and_end_marks_are_compared(
     tmp_path: Path, objective: str, sampler: dict[str, Any]
 ) -> None:
     from ssd_infer.evaluation.bench import open_context
-    from ssd_infer.evaluation.budget import Budget, Deadline
-    from ssd_infer.evaluation.contenders import Contender, Sampling
+    from ssd_infer.evaluation.contenders import Contender
     from ssd_infer.evaluation.diffusion.exactness import exact_in_batches
     from ssd_infer.families.diffusion.settings import SamplerSettings
+    from ssd_infer.strategies.study import Sampling
+    from ssd_infer.tuning.budget import Budget, Deadline
 
     build(0, objective, 4, dtype=torch.float32, eos=3).save_pretrained(tmp_path / "model")
     (tmp_path / "prompts.jsonl").write_text(

@@ -27,13 +27,14 @@ from ssd_infer.evaluation.batch_exactness import (
     spans,
 )
 from ssd_infer.evaluation.batch_text import greedy_in_batches, law_of_groups, ragged_rows
-from ssd_infer.evaluation.budget import Budget, Deadline
-from ssd_infer.evaluation.contenders import Contender, Sampling, ours
+from ssd_infer.evaluation.contenders import Contender, ours
 from ssd_infer.evaluation.distribution import SETTINGS, judge_sampling
 from ssd_infer.evaluation.transformers_side import hf_baseline
 from ssd_infer.report import exit_code
 from ssd_infer.strategies.early_exit.early_exit import EarlyExit
 from ssd_infer.strategies.info import StrategyInfo
+from ssd_infer.strategies.study import Sampling
+from ssd_infer.tuning.budget import Budget, Deadline
 from tests.conftest import ModelFactory, build_model
 from tests.registered import know_only
 

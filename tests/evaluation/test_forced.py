@@ -6,15 +6,16 @@ from typing import Any
 
 import pytest
 import torch
+from ssd_infer.report.forced import forced_cells
 
 import ssd_infer
 from ssd_infer.engine.target import Target
-from ssd_infer.evaluation.budget import Budget
-from ssd_infer.evaluation.contenders import Contender, Sampling
-from ssd_infer.evaluation.forced import Forced, Shape, forced_acceptance, forced_facts, shape_of
-from ssd_infer.report.forced import forced_cells
+from ssd_infer.evaluation.contenders import Contender
 from ssd_infer.report.html import render_html
 from ssd_infer.report.markdown import render_markdown
+from ssd_infer.strategies.early_exit.forced import Forced, Shape, forced_acceptance, forced_facts, shape_of
+from ssd_infer.strategies.study import Sampling
+from ssd_infer.tuning.budget import Budget
 from ssd_infer.tuning.costs import Costs
 from tests.conftest import build_model
 from tests.report.sample import sample_report

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ssd_infer.evaluation.grid import GAMMAS, predicted_cells, shown_exits
+from ssd_infer.strategies.early_exit.grid import GAMMAS, predicted_cells, shown_exits
 
 
 @pytest.mark.parametrize(("count", "best"), [(3, 2), (10, 4), (12, 7), (24, 2), (40, 33)])

@@ -16,14 +16,14 @@ from ssd_infer.config.evaluation import EvalSettings
 from ssd_infer.corpus import Task
 from ssd_infer.engine.target import Target
 from ssd_infer.evaluation import prefilled, sweep
-from ssd_infer.evaluation.budget import Budget
-from ssd_infer.evaluation.contenders import Sampling
-from ssd_infer.evaluation.long_context import PLAIN, THEIRS, cell_report, measure_cell
-from ssd_infer.evaluation.peak import PeakMemory
-from ssd_infer.evaluation.prefilled import Prefilled, prefill, prefill_once, room_for
 from ssd_infer.evaluation.strategies import select_candidates
 from ssd_infer.strategies.base import Resolved
 from ssd_infer.strategies.sparse_attention import sparse_calibration as settle
+from ssd_infer.strategies.sparse_attention.long_context import PLAIN, THEIRS, cell_report, measure_cell
+from ssd_infer.strategies.sparse_attention.prefilled import Prefilled, prefill, prefill_once, room_for
+from ssd_infer.strategies.study import Sampling
+from ssd_infer.tuning.budget import Budget
+from ssd_infer.tuning.peak import PeakMemory
 from tests.conftest import ModelFactory
 from tests.scripts import load_script
 

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from ssd_infer.evaluation.budget import Budget
-from ssd_infer.evaluation.contenders import Sampling, ours
+from ssd_infer.evaluation.contenders import ours
 from ssd_infer.evaluation.distribution import FEWEST, SETTINGS, chi_square, judge_sampling, pick_context
 from ssd_infer.evaluation.enumeration import allowed, enumerate_cells
 from ssd_infer.evaluation.losslessness import LosslessResult, Regret, first_divergence, judge_greedy, regret
+from ssd_infer.strategies.study import Sampling
+from ssd_infer.tuning.budget import Budget
 from tests.conftest import ModelFactory
 
 FOREVER = Budget(0.0).deadline(1.0)

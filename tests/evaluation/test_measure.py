@@ -13,8 +13,7 @@ from ssd_infer.corpus import Task
 from ssd_infer.engine.stats import Stats
 from ssd_infer.evaluation.bench import split_units
 from ssd_infer.evaluation.bootstrap import Ratio
-from ssd_infer.evaluation.budget import Budget, Deadline
-from ssd_infer.evaluation.contenders import Contender, Decoded, Kind, Prompts, Sampling, one_line
+from ssd_infer.evaluation.contenders import Contender, Decoded, Kind, Prompts, one_line
 from ssd_infer.evaluation.losslessness import LosslessResult
 from ssd_infer.evaluation.measure import (
     MINIMUM_UNITS,
@@ -33,6 +32,8 @@ from ssd_infer.evaluation.summary import (
     strategy_row,
 )
 from ssd_infer.evaluation.verdict import verdict
+from ssd_infer.strategies.study import Sampling
+from ssd_infer.tuning.budget import Budget, Deadline
 
 CPU = torch.device("cpu")
 UNITS = [Unit(0, "a", [[1]]), Unit(1, "b", [[2]]), Unit(2, "a", [[3]])]

@@ -7,20 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ssd_infer.report.searches import HEAD, search_cells
 
 from ssd_infer.config.evaluation import EvalSettings
 from ssd_infer.engine.sublayers import SkipSet
 from ssd_infer.engine.target import Target
 from ssd_infer.evaluation import evaluate
-from ssd_infer.evaluation.contenders import Sampling
 from ssd_infer.evaluation.section import search_seconds
 from ssd_infer.evaluation.strategies import select_candidates
 from ssd_infer.report.html import render_html
 from ssd_infer.report.markdown import render_markdown
-from ssd_infer.report.searches import HEAD, search_cells
 from ssd_infer.strategies.skip_layers import saved_search as store
 from ssd_infer.strategies.skip_layers import skip_calibration as settle
 from ssd_infer.strategies.skip_layers.search_result import SearchResult
+from ssd_infer.strategies.study import Sampling
 from ssd_infer.tuning.prediction import Prediction
 from tests.conftest import build_model
 from tests.registered import know_only

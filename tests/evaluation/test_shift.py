@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ssd_infer.evaluation.shift import BIN, shift_study
+from ssd_infer.report.shift_plot import HEAD, TITLE, shift_cells
 
 from ssd_infer.config.evaluation import EvalSettings
 from ssd_infer.corpus.shift_text import KINDS, dialogue, shift_streams
@@ -14,12 +16,10 @@ from ssd_infer.engine.target import Target
 from ssd_infer.errors import DataError
 from ssd_infer.evaluation import bench, evaluate, runner, shift
 from ssd_infer.evaluation.bench import EvalContext
-from ssd_infer.evaluation.budget import Budget
-from ssd_infer.evaluation.contenders import Sampling
-from ssd_infer.evaluation.shift import BIN, shift_study
 from ssd_infer.report.charts import draw_charts
 from ssd_infer.report.markdown import render_markdown
-from ssd_infer.report.shift_plot import HEAD, TITLE, shift_cells
+from ssd_infer.strategies.study import Sampling
+from ssd_infer.tuning.budget import Budget
 from tests.conftest import build_model
 from tests.infer.test_skip_swift import prepare
 from tests.report.sample import measured_row, sample_report

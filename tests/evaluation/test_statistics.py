@@ -9,9 +9,9 @@ import torch
 
 from ssd_infer.engine.stats import Stats
 from ssd_infer.evaluation.bootstrap import Totals, small_sample_factor, speed_ratio
-from ssd_infer.evaluation.budget import Budget, OutOfTime, deal, stopping
 from ssd_infer.evaluation.cost_model import Cost, Counted, measured_cost, predicted_speedup
 from ssd_infer.evaluation.repetition import distinct_n, longest_repeat, repetition
+from ssd_infer.tuning.budget import Budget, OutOfTime, deal, stopping
 from tests.conftest import build_model
 
 
@@ -127,16 +127,16 @@ def test_budget_shares_pass_in_order_and_zero_is_no_limit() -> None:
 
 
 @pytest.mark.parametrize("greedy", [[True, False], [True], [False], [True, False, False]])
-@pytest.mark.parametrize(("sweep", "shift"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize(("contexts", "streams"), [(False, False), (True, False), (True, True)])
 def test_at_least_sixty_percent_of_the_limit_go_to_measuring(
-    greedy: list[bool], sweep: bool, shift: bool
+    greedy: list[bool], contexts: bool, streams: bool
 ) -> None:
-    ends = deal(greedy, sweep, shift)
+    ends = deal(greedy, contexts, streams)
     begins = [0.0, *list(ends.values())[:-1]]
     shares = {name: end - begin for (name, end), begin in zip(ends.items(), begins, strict=True)}
     assert min(shares.values()) >= 0
     measuring = sum(
-        share for name, share in shares.items() if name.split()[0] in ("measure", "sweep", "shift")
+        share for name, share in shares.items() if name.split()[0] in ("measure", "contexts", "streams")
     )
     assert measuring >= 0.6
     assert max(ends.values()) <= 0.97 + 1e-9

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from ssd_infer.evaluation.contenders import Sampling, ours
+from ssd_infer.evaluation.contenders import ours
 from ssd_infer.evaluation.losslessness import LosslessResult
 from ssd_infer.evaluation.stream import FEWEST_TOKENS, Output, both, judge_stream, places
+from ssd_infer.strategies.study import Sampling
 from tests.conftest import ModelFactory
 from tests.evaluation.test_losslessness import wrong_sample
 

@@ -17,7 +17,6 @@ from safetensors.torch import load_file, save_file
 import ssd_infer
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import CheckpointError, ConfigError, OutputError
-from ssd_infer.evaluation.prefilled import prefill_once
 from ssd_infer.offload.files import DENSE, EXPERTS, INDEX
 from ssd_infer.offload.layout import moe_layers
 from ssd_infer.offload.offload import evaluation_model, load_offloaded, make_store, offload_to_memory
@@ -25,6 +24,7 @@ from ssd_infer.offload.policies import POLICIES, belady_loads, replay
 from ssd_infer.offload.resident import ResidentSet
 from ssd_infer.offload.store import DiskStore, reserve
 from ssd_infer.strategies.skip_layers.saved_search import search_environment
+from ssd_infer.strategies.sparse_attention.prefilled import prefill_once
 from tests.conftest import build_model
 from tests.experts.support import EXPERTS as E
 from tests.experts.support import FAMILIES, TOP_K, build_moe, greedy, offloaded, stored

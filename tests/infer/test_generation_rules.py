@@ -14,8 +14,9 @@ import ssd_infer
 from ssd_infer.engine import generation_rules
 from ssd_infer.engine.generation_rules import in_force, notes_of, switched_off
 from ssd_infer.errors import ConfigError
-from ssd_infer.evaluation.contenders import Sampling, ours
+from ssd_infer.evaluation.contenders import ours
 from ssd_infer.evaluation.transformers_side import hf_baseline, hf_peers
+from ssd_infer.strategies.study import Sampling
 from tests.conftest import build_model
 from tests.diffusion.support import build as build_diffusion
 from tests.speech.support import tiny_asr

@@ -10,13 +10,13 @@ import pytest
 
 import ssd_infer
 from ssd_infer.engine.target import Target
-from ssd_infer.evaluation.contenders import Sampling
 from ssd_infer.evaluation.stream import Output, judge_stream
 from ssd_infer.strategies.base import Resolved
 from ssd_infer.strategies.early_exit.early_exit_del import EarlyExitDel
 from ssd_infer.strategies.skip_layers.skip_set import SkipSetDrafter
 from ssd_infer.strategies.skip_layers.swift import Swift
 from ssd_infer.strategies.stepwise import Stepwise
+from ssd_infer.strategies.study import Sampling
 from tests.conftest import ModelFactory
 from tests.infer.test_exactness import prompts, reference
 from tests.infer.test_skip_del import promise

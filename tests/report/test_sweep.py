@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from ssd_infer.report.sweep import sweep_of, sweep_rows
+
 from ssd_infer.report.charts import draw_charts
 from ssd_infer.report.html import render_html
 from ssd_infer.report.markdown import render_markdown
 from ssd_infer.report.schema import validate
-from ssd_infer.report.sweep import sweep_of, sweep_rows
 from tests.report.sample import measured_row, sample_report
 
 

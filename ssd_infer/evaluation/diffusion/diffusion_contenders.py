@@ -10,11 +10,12 @@ from torch import nn
 from ssd_infer.engine.sampling import SamplingParams
 from ssd_infer.engine.stats import Stats
 from ssd_infer.evaluation.bench import EvalContext
-from ssd_infer.evaluation.contenders import Contender, Decode, Prompts, Sampling
+from ssd_infer.evaluation.contenders import Contender, Decode, Prompts
 from ssd_infer.families.diffusion.denoiser import Denoiser
 from ssd_infer.families.diffusion.settings import SamplerSettings
 from ssd_infer.strategies.fewer_steps.fewer_steps import NAME, resolve
 from ssd_infer.strategies.fewer_steps.generate import block_width, generate
+from ssd_infer.strategies.study import Sampling
 
 THRESHOLD = 0.9
 """θ of the lossy peer, Fast-dLLM's own."""

@@ -11,8 +11,7 @@ from ssd_infer.errors import ConfigError
 from ssd_infer.evaluation import report_folder
 from ssd_infer.evaluation.batch_exactness import batch_deadline
 from ssd_infer.evaluation.bench import EvalContext, Say, open_context, torch_threads
-from ssd_infer.evaluation.budget import Deadline, OutOfTime, stopping
-from ssd_infer.evaluation.contenders import Contender, Sampling, one_line
+from ssd_infer.evaluation.contenders import Contender, one_line
 from ssd_infer.evaluation.diffusion.diffusion_contenders import baseline, lossy_peer, settled
 from ssd_infer.evaluation.diffusion.diffusion_figures import figures
 from ssd_infer.evaluation.diffusion.diffusion_quality import generative_perplexity, quality
@@ -31,6 +30,8 @@ from ssd_infer.report.write import check_writable, write_report, writing
 from ssd_infer.strategies.fewer_steps.drafts import DRAFTERS
 from ssd_infer.strategies.fewer_steps.fewer_steps import NAME
 from ssd_infer.strategies.registry import basics
+from ssd_infer.strategies.study import Sampling
+from ssd_infer.tuning.budget import Deadline, OutOfTime, stopping
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ def evaluate(settings: EvalSettings, say: Say | None = None) -> dict[str, Any]:
             )
             share = QUALITY_SHARE + (1 - QUALITY_SHARE) * turn / len(settings.temperatures)
             sections.append(_section(bench, sampling, sampler, bench.budget.deadline(0.97 * share)))
-        report = assemble(bench, sections, found, {"predicted": [], "measured": []})
+        report = assemble(bench, sections, found)
     with writing("out", folder):
         write_report(report, folder, list(samples(sections)))
     return report

@@ -18,13 +18,14 @@ from ssd_infer.evaluation.batch_exactness import (
     run_checks,
 )
 from ssd_infer.evaluation.bench import EvalContext
-from ssd_infer.evaluation.budget import Deadline
-from ssd_infer.evaluation.contenders import Contender, Prompts, Sampling
+from ssd_infer.evaluation.contenders import Contender, Prompts
 from ssd_infer.evaluation.diffusion.diffusion_contenders import decoding
 from ssd_infer.evaluation.losslessness import LosslessResult
 from ssd_infer.evaluation.transformers_side import eos_ids
 from ssd_infer.families.diffusion.denoiser import Denoiser
 from ssd_infer.families.diffusion.settings import SamplerSettings
+from ssd_infer.strategies.study import Sampling
+from ssd_infer.tuning.budget import Deadline
 
 SEED = 12289
 ALONE, TOGETHER = "stepwise decoding of each row alone", "stepwise decoding of the same batch"

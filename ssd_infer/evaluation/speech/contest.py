@@ -10,12 +10,12 @@ from typing import Any
 
 from ssd_infer.engine.clock import synchronise
 from ssd_infer.evaluation.bootstrap import Ratio, Totals, speed_ratio
-from ssd_infer.evaluation.budget import Deadline
 from ssd_infer.evaluation.contenders import one_line
 from ssd_infer.families.speech.result import Decoded
 from ssd_infer.families.speech.utterances import Utterance
 from ssd_infer.strategies.ctc_draft.ctc_params import CTCDraftParams
 from ssd_infer.strategies.ctc_draft.recognise import batches, recognise
+from ssd_infer.tuning.budget import Deadline
 
 WARM_UPS = 3
 FEWEST_ROUNDS = 2

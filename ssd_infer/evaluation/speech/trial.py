@@ -17,7 +17,6 @@ from ssd_infer.config.checks import Checks
 from ssd_infer.config.evaluation import EvalSettings
 from ssd_infer.engine.devices import check_device
 from ssd_infer.errors import CheckpointError, ConfigError, DataError, Problem
-from ssd_infer.evaluation.budget import Budget
 from ssd_infer.families.speech.fast import fastest
 from ssd_infer.families.speech.result import Timer
 from ssd_infer.families.speech.scoring import normalise
@@ -32,6 +31,7 @@ from ssd_infer.families.speech.utterances import (
 from ssd_infer.strategies.ctc_draft.ctc_params import canonical, check_name, parse
 from ssd_infer.strategies.ctc_draft.gate_calibration import Costs
 from ssd_infer.strategies.ctc_draft.recognise import encode, recognise
+from ssd_infer.tuning.budget import Budget
 
 Say = Callable[[str], None]
 MOST_DEV = 200

@@ -6,8 +6,9 @@ serves both, and the verify pass runs those layers only for the last drafted tok
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
@@ -17,6 +18,10 @@ from ssd_infer.errors import Problem
 from ssd_infer.strategies.base import Auto, DraftParams, Resolved, at_least
 from ssd_infer.strategies.early_exit import EARLY_EXIT
 from ssd_infer.strategies.stepwise import Stepwise
+
+if TYPE_CHECKING:
+    from ssd_infer.report.table import Plot, Table
+    from ssd_infer.strategies.study import Study, StudyContext
 
 
 @dataclass(slots=True)
@@ -72,6 +77,33 @@ class EarlyExit(Stepwise):
             if target.num_layers >= 2
             else "the model has a single layer, so there is nothing to exit from"
         )
+
+    @classmethod
+    def studies(cls, context: StudyContext) -> list[Study]:
+        """Study the grid of exits and draft lengths, and what many prompts predict of a row that drafts."""
+        from ssd_infer.strategies.early_exit.forced import study_forced
+        from ssd_infer.strategies.early_exit.grid import study_grid
+        from ssd_infer.strategies.study import Study
+
+        if cls.info is not EARLY_EXIT or isinstance(context.target, str) or context.target.num_layers < 2:
+            return []
+        grid = context.wanted or context.settings.draft.startswith(EARLY_EXIT.name)
+        found = [Study("grid", study_grid, "start")] if grid else []
+        return found if context.params is None else [*found, Study("teacher_forced", study_forced)]
+
+    @classmethod
+    def tables(cls, row: Mapping[str, Any]) -> list[Table]:
+        """Show what many prompts predict."""
+        from ssd_infer.strategies.early_exit.study_report import forced_tables
+
+        return forced_tables(row)
+
+    @classmethod
+    def plots(cls, row: Mapping[str, Any]) -> list[Plot]:
+        """Draw the grid."""
+        from ssd_infer.strategies.early_exit.study_report import grid_plots
+
+        return grid_plots(row)
 
     @classmethod
     def max_draft(cls, params: DraftParams) -> int:

@@ -7,8 +7,9 @@ would be worth now; the next round uses the exit and γ of highest tokens per me
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -23,6 +24,10 @@ from ssd_infer.strategies.early_exit.shadow import Choice, Shadows, up_to_first_
 from ssd_infer.strategies.stepwise import Stepwise
 from ssd_infer.tuning.calibration_text import choices, compare, gather
 from ssd_infer.tuning.sublayer_costs import cached_sublayer_costs
+
+if TYPE_CHECKING:
+    from ssd_infer.report.table import Plot, Table
+    from ssd_infer.strategies.study import Study, StudyContext
 
 _HEAD_ELEMENTS = 1 << 25
 """Most logits of shadow tokens held at once."""
@@ -168,6 +173,30 @@ class EarlyExitDel(Stepwise):
         """Return how often each exit and length was used, and what each exit is believed to be worth now."""
         beliefs = {str(layer): counts.acceptance for layer, counts in self.shadows.counts.items()}
         return {"used": dict(self._used), "acceptance": beliefs, "rounds_without_draft": self._idle}
+
+    @classmethod
+    def studies(cls, context: StudyContext) -> list[Study]:
+        """Decode streams whose text changes with nothing known beforehand, where they were asked for."""
+        from ssd_infer.strategies.streams import decode_streams, stream_studies
+
+        def run(context: StudyContext) -> dict[str, Any]:
+            return decode_streams(context, cls, cls.parse({}, None))
+
+        return stream_studies(cls, context, run)
+
+    @classmethod
+    def tables(cls, row: Mapping[str, Any]) -> list[Table]:
+        """Show acceptance along the streams."""
+        from ssd_infer.strategies.stream_report import stream_tables
+
+        return stream_tables(row)
+
+    @classmethod
+    def plots(cls, row: Mapping[str, Any]) -> list[Plot]:
+        """Draw acceptance along the streams."""
+        from ssd_infer.strategies.stream_report import stream_plots
+
+        return stream_plots(row)
 
     @classmethod
     def applicable(cls, target: Target) -> str | None:

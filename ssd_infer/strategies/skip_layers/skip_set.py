@@ -6,8 +6,9 @@ length, and every verify pass writes over them: no key a skipping draft computed
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ssd_infer.engine.session import Feedback, Proposal, Session
 from ssd_infer.engine.sublayers import SkipSet, unsupported_reason
@@ -19,6 +20,10 @@ from ssd_infer.strategies.skip_layers.guard import GainGuard
 from ssd_infer.strategies.skip_layers.threshold import AdaptiveThreshold
 from ssd_infer.strategies.skip_layers.view_draft import ViewDraft
 from ssd_infer.tuning.sublayer_costs import cached_sublayer_costs
+
+if TYPE_CHECKING:
+    from ssd_infer.report.table import Plot, Table
+    from ssd_infer.strategies.study import Study, StudyContext
 
 
 @dataclass(slots=True)
@@ -122,6 +127,31 @@ class SkipSetDrafter(ViewDraft):
     def report(self) -> dict[str, Any]:
         """Return where the threshold ended, and what the guard did."""
         return {"confidence": self.confidence} | ({} if self.guard is None else self.guard.report())
+
+    @classmethod
+    def studies(cls, context: StudyContext) -> list[Study]:
+        """Decode streams whose text changes with a set found on prose alone, where they were asked for."""
+        from ssd_infer.strategies.skip_layers.stream_study import study_offline
+        from ssd_infer.strategies.streams import stream_studies
+
+        if cls.info is not SKIP_SET:
+            return []
+        return stream_studies(cls, context, study_offline)
+
+    @classmethod
+    def tables(cls, row: Mapping[str, Any]) -> list[Table]:
+        """Show its search, and acceptance along the streams."""
+        from ssd_infer.strategies.skip_layers.search_report import search_tables
+        from ssd_infer.strategies.stream_report import stream_tables
+
+        return [*search_tables(row), *stream_tables(row)]
+
+    @classmethod
+    def plots(cls, row: Mapping[str, Any]) -> list[Plot]:
+        """Draw acceptance along the streams."""
+        from ssd_infer.strategies.stream_report import stream_plots
+
+        return stream_plots(row)
 
     @classmethod
     def applicable(cls, target: Target) -> str | None:

@@ -10,10 +10,10 @@ count is switched off.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ssd_infer.engine.session import Feedback, Proposal, Session
 from ssd_infer.engine.sublayers import SkipSet, unsupported_reason
@@ -28,6 +28,10 @@ from ssd_infer.strategies.skip_layers.online import RATIOS, AcceptanceDrop, Prop
 from ssd_infer.strategies.skip_layers.view_draft import ViewDraft
 from ssd_infer.tuning.prediction import GAMMAS
 from ssd_infer.tuning.sublayer_costs import SublayerCosts, cached_sublayer_costs
+
+if TYPE_CHECKING:
+    from ssd_infer.report.table import Plot, Table
+    from ssd_infer.strategies.study import Study, StudyContext
 
 THRESHOLDS = (0.0, 0.4, 0.8)
 """Confidence thresholds a candidate may choose from; 0.8 is the paper's."""
@@ -254,6 +258,29 @@ class Swift(ViewDraft):
         if self.episode is None:
             return "nothing was drafted: the stream is too short for a search"
         return "nothing was drafted: no skip set tried is expected to gain"
+
+    @classmethod
+    def studies(cls, context: StudyContext) -> list[Study]:
+        """Decode streams whose text changes with nothing known beforehand, where they were asked for."""
+        from ssd_infer.strategies.skip_layers.stream_study import study_search
+        from ssd_infer.strategies.streams import stream_studies
+
+        return stream_studies(cls, context, study_search)
+
+    @classmethod
+    def tables(cls, row: Mapping[str, Any]) -> list[Table]:
+        """Show its search, and acceptance along the streams."""
+        from ssd_infer.strategies.skip_layers.search_report import search_tables
+        from ssd_infer.strategies.stream_report import stream_tables
+
+        return [*search_tables(row), *stream_tables(row)]
+
+    @classmethod
+    def plots(cls, row: Mapping[str, Any]) -> list[Plot]:
+        """Draw acceptance along the streams."""
+        from ssd_infer.strategies.stream_report import stream_plots
+
+        return stream_plots(row)
 
     @classmethod
     def applicable(cls, target: Target) -> str | None:

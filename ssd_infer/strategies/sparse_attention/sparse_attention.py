@@ -6,6 +6,7 @@ choose what the next draft reads; draft keys live beside the cache, so nothing i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -20,9 +21,11 @@ from ssd_infer.strategies.sparse_attention import SPARSE_ATTENTION
 from ssd_infer.strategies.stepwise import Stepwise
 
 if TYPE_CHECKING:
+    from ssd_infer.report.table import Plot, Table
     from ssd_infer.strategies.sparse_attention.mixed import MixedSet
     from ssd_infer.strategies.sparse_attention.selectors import Selector
     from ssd_infer.strategies.sparse_attention.working_set import WorkingSet
+    from ssd_infer.strategies.study import Study, StudyContext
 
 SelectorName = Literal["pillar", "vegas", "streaming", "snapkv", "quest"]
 
@@ -182,6 +185,30 @@ class SparseAttention(Stepwise):
         from ssd_infer.engine.kernels.layers import unsupported_reason
 
         return unsupported_reason(target)
+
+    @classmethod
+    def studies(cls, context: StudyContext) -> list[Study]:
+        """Sweep batches × contexts where long contexts were asked for."""
+        from ssd_infer.strategies.sparse_attention.sweep import sparse_sweep, sweep_fault
+        from ssd_infer.strategies.study import Study
+
+        if not context.settings.contexts:
+            return []
+        return [Study("sweep", sparse_sweep, "contexts", sweep_fault)]
+
+    @classmethod
+    def tables(cls, row: Mapping[str, Any]) -> list[Table]:
+        """Show the sweep."""
+        from ssd_infer.strategies.sparse_attention.sweep_report import sweep_tables
+
+        return sweep_tables(row)
+
+    @classmethod
+    def plots(cls, row: Mapping[str, Any]) -> list[Plot]:
+        """Draw the sweep."""
+        from ssd_infer.strategies.sparse_attention.sweep_report import sweep_plots
+
+        return sweep_plots(row)
 
     @classmethod
     def max_draft(cls, params: DraftParams) -> int:

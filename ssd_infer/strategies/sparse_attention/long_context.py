@@ -22,10 +22,10 @@ from ssd_infer.engine.model_view import cache_keyword
 from ssd_infer.engine.session import Row, Session
 from ssd_infer.engine.stats import Stats
 from ssd_infer.engine.stopping import StopRule
-from ssd_infer.evaluation.peak import PeakMemory
-from ssd_infer.evaluation.prefilled import Prefilled
 from ssd_infer.strategies.base import DraftParams
+from ssd_infer.strategies.sparse_attention.prefilled import Prefilled
 from ssd_infer.strategies.sparse_attention.sparse_attention import SparseAttention
+from ssd_infer.tuning.peak import PeakMemory
 
 PLAIN, THEIRS = "plain", "transformers"
 

@@ -7,26 +7,28 @@ when sampling. That is far cheaper than timing a prompt, so many more prompts ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-import ssd_infer
-from ssd_infer.engine.sampling import Sampler, SamplingParams
+from ssd_infer.engine.loop import decode
+from ssd_infer.engine.model_view import evaluating
+from ssd_infer.engine.request import read_stop
+from ssd_infer.engine.sampling import Sampler
 from ssd_infer.engine.session import open_session
 from ssd_infer.engine.target import Target
-from ssd_infer.evaluation.budget import Deadline, OutOfTime, stopping
-from ssd_infer.evaluation.contenders import Contender, Prompts, Sampling
+from ssd_infer.strategies.early_exit import EARLY_EXIT
 from ssd_infer.strategies.early_exit.exit_calibration import overlap
+from ssd_infer.strategies.study import Sampling, StudyContext
+from ssd_infer.tuning.budget import Deadline, OutOfTime, stopping
 from ssd_infer.tuning.costs import Costs, measure_costs, predicted_speedup
 from ssd_infer.tuning.rounds import draft_limits, expected_rounds, greedy_rounds
 
 BATCH, MOST_PROMPTS, RESAMPLES = 16, 256, 2000
-SHARE = 0.15
-"""Share of a setting's measuring time."""
+Prompts = list[list[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +92,34 @@ def _bounds(values: Tensor) -> list[float]:
     return torch.quantile(values, torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
 
 
-def shape_of(contender: Contender) -> Shape | None:
-    """Return how a contender drafts if it is an early exit with fixed parameters, else None."""
-    params = contender.params
-    if contender.draft != "early_exit" or contender.plain or contender.failure is not None:
+def shape_of(params: Mapping[str, Any] | None) -> Shape | None:
+    """Return how an early exit with these parameters drafts; None where it decodes plainly."""
+    if params is None:
         return None
     return Shape(int(params["exit_layer"]), int(params["gamma"]), float(params["confidence"]))
+
+
+def study_forced(context: StudyContext) -> dict[str, Any]:
+    """Return what many prompts predict of the row; nothing, and a note, where the time did not suffice."""
+    target, shape = context.target, shape_of(context.params)
+    if isinstance(target, str) or shape is None:
+        return {}
+    name = EARLY_EXIT.name + context.sampling.suffix
+    context.say(f"predicting {name} from many prompts")
+    settings = context.settings
+    facts = forced_facts(
+        target,
+        context.prompts,
+        context.new_tokens,
+        context.sampling,
+        shape,
+        settings.seed,
+        context.deadline,
+        settings.batch_size,
+    )
+    if facts is None:
+        context.notes.append(f"the time limit left out the prediction of {name} from many prompts")
+    return facts or {}
 
 
 def forced_acceptance(
@@ -112,25 +136,29 @@ def forced_acceptance(
     Text ends where the model ends it. A batch that the deadline cuts off counts as far as it was compared.
     """
     found = Forced(shape)
-    sampler = Sampler(
-        SamplingParams(not sampling.greedy, sampling.temperature or 1.0, sampling.top_k, sampling.top_p),
-        target.device,
-        seed,
-    )
+    sampler = Sampler(sampling.params, target.device, seed)
     rows = prompts[:MOST_PROMPTS]
     try:
         with stopping(target.model, deadline):
             for start in range(0, len(rows), BATCH):
                 batch = rows[start : start + BATCH]
-                out = ssd_infer.generate(
-                    target.model, batch, max_new_tokens=new_tokens, seed=seed + start, **sampling.arguments()
-                )
-                for prompt, text in zip(batch, out.sequences, strict=True):
+                texts = _continued(target, batch, new_tokens, sampling, seed + start)
+                for prompt, text in zip(batch, texts, strict=True):
                     if len(text) > 1:
                         found.add(*_compare(target, prompt, text, sampler, shape), not sampling.greedy)
     except OutOfTime:
         pass
     return found
+
+
+def _continued(
+    target: Target, prompts: Prompts, new_tokens: int, sampling: Sampling, seed: int
+) -> list[list[int]]:
+    """Let the target go on plainly, until the model itself ends a text."""
+    sampler = Sampler(sampling.params, target.device, seed)
+    with evaluating(target.model):
+        stop = read_stop(target.model, None, None, [])
+        return decode(target, prompts, None, None, new_tokens, sampler, stop)[0]
 
 
 @torch.inference_mode()

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-OPENING, QUALITY, GRID, SETTLING, LAW, CLOSING = 0.03, 0.02, 0.06, 0.16, 0.08, 0.03
-"""Shares of the limit for loading, the quality of exits, their grid, the choice of parameters, tests of the sampled
-law, and writing. Everything else, above 60 %, goes to measuring."""
-SWEEP, SHIFT = 0.4, 0.1
-"""Shares of the measuring time: the long-context sweep, and the streams of task_shift, where they are asked for."""
+OPENING, QUALITY, START, SETTLING, LAW, CLOSING = 0.03, 0.02, 0.06, 0.16, 0.08, 0.03
+"""Shares of the limit for loading, the quality of exits, studies at the start, the choice of parameters, tests of the
+sampled law, and writing. Everything else, above 60 %, goes to measuring."""
+CONTEXTS, STREAMS = 0.4, 0.1
+"""Shares of the measuring time: studies at long contexts, and along the streams of task_shift, where asked for."""
 
 
 class OutOfTime(Exception):  # noqa: N818  it is no error: the phase had its share
@@ -62,22 +62,22 @@ class Deadline:
         return Deadline(self._clock() + share * self.left, self._clock)
 
 
-def deal(greedy: Sequence[bool], sweep: bool = False, shift: bool = False) -> dict[str, float]:
+def deal(greedy: Sequence[bool], contexts: bool = False, streams: bool = False) -> dict[str, float]:
     """Return phase → share of the limit by which it is done, in order; each phase may begin early, none ends late.
 
     `greedy` tells for every setting whether it decodes greedily, which needs no test of a sampled law. Phases of
-    setting n are called `settle n`, `measure n`, `law n` and `shift n`.
+    setting n are called `settle n`, `measure n`, `law n` and `streams n`.
     """
     count, sampled = len(greedy), [not plain for plain in greedy]
     law = LAW * min(1, sum(sampled))
-    measuring = 1.0 - OPENING - QUALITY - GRID - SETTLING - law - CLOSING
-    swept, streams = measuring * SWEEP * sweep, measuring * SHIFT * shift
-    parts = {"opening": OPENING, "quality": QUALITY, "grid": GRID, "sweep": swept}
+    measuring = 1.0 - OPENING - QUALITY - START - SETTLING - law - CLOSING
+    long, streamed = measuring * CONTEXTS * contexts, measuring * STREAMS * streams
+    parts = {"opening": OPENING, "quality": QUALITY, "start": START, "contexts": long}
     for number, draws in enumerate(sampled):
         parts[f"settle {number}"] = SETTLING / count
-        parts[f"measure {number}"] = (measuring - swept - streams) / count
+        parts[f"measure {number}"] = (measuring - long - streamed) / count
         parts[f"law {number}"] = law * draws / max(1, sum(sampled))
-        parts[f"shift {number}"] = streams / count
+        parts[f"streams {number}"] = streamed / count
     ends, total = {}, 0.0
     for phase, share in parts.items():
         total += share

@@ -1,12 +1,18 @@
-"""Say what each strategy that leaves layers out searched, what it found, and what came of it."""
+"""Show what a strategy that leaves layers out searched, what it found, and what came of it."""
 
 from __future__ import annotations
 
-from ssd_infer.report.format import interval, number, times
-from ssd_infer.report.rows import Report, Row, ok_rows
+from collections.abc import Mapping
+from typing import Any
 
+from ssd_infer.report.format import interval, number, times
+from ssd_infer.report.table import Table
+
+TITLE = "Searches for layers to leave out"
+CAPTION = (
+    "α, c and the measured speedup are those of the timed decoding; predicted is what the search promised."
+)
 HEAD = (
-    "strategy",
     "method",
     "set found",
     "search s",
@@ -21,15 +27,13 @@ HEAD = (
 )
 
 
-def search_cells(report: Report) -> list[tuple[str, ...]]:
-    """Return one line a measured strategy that searched, fastest first; titles are in `HEAD`.
-
-    α, c and the speedup are those of the timed decoding; predicted is what the search promised.
-    """
-    return [_cells(row) for row in ok_rows(report) if _facts(row)]
+def search_tables(row: Mapping[str, Any]) -> list[Table]:
+    """Return one line for a measured row that searched; nothing otherwise."""
+    facts = _facts(row)
+    return [Table(TITLE, HEAD, (_cells(row, facts),), CAPTION)] if facts and row["status"] == "ok" else []
 
 
-def _facts(row: Row) -> Row:
+def _facts(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a row knows of its search: made beforehand, or inside the decoding."""
     before = row["extra"].get("search") or {}
     inside = row["extra"].get("drafter") or {}
@@ -45,15 +49,12 @@ def _facts(row: Row) -> Row:
     }
 
 
-def _cells(row: Row) -> tuple[str, ...]:
-    facts, speed = _facts(row), row["speed"]
-    seconds = facts.get("seconds")
-    tried = facts.get("candidates")
+def _cells(row: Mapping[str, Any], facts: Mapping[str, Any]) -> tuple[str, ...]:
+    speed, tried = row["speed"], facts.get("candidates")
     return (
-        row["name"],
         str(facts.get("method") or "–"),
         _set(facts),
-        number(seconds, 1),
+        number(facts.get("seconds"), 1),
         "–" if tried is None else str(tried),
         number(row["acceptance"]["alpha"]),
         number(row["cost"]["draft_ratio_c"]),
@@ -65,7 +66,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def _set(facts: Row) -> str:
+def _set(facts: Mapping[str, Any]) -> str:
     """Count what is skipped; the lists themselves are in the JSON."""
     attention, mlp = facts.get("skip_attention"), facts.get("skip_mlp")
     if attention is None or mlp is None:
@@ -73,7 +74,7 @@ def _set(facts: Row) -> str:
     return f"{len(attention)} attention, {len(mlp)} MLP"
 
 
-def _outcome(row: Row) -> str:
+def _outcome(row: Mapping[str, Any]) -> str:
     if row["extra"].get("fell_back_to_plain"):
         return "plain decoding"
     note = (row["extra"].get("drafter") or {}).get("note")
