@@ -92,13 +92,16 @@ class Round:
         return found
 
     def _run(self, one: Asked, study: Study, deadline: Deadline, found: Findings) -> None:
-        """Run one study; what is wrong with the request itself is raised, whatever else fails is a warning."""
+        """Run one study; one that fails is a warning.
+
+        What is wrong with the request itself is raised as long as nothing was timed that would be lost.
+        """
         try:
             facts = study.run(self._context(one, deadline))
             fault = study.fault(facts)
-        except (ConfigError, DataError):
-            raise
-        except Exception as error:  # noqa: BLE001  a study must not cost the report its rows
+        except Exception as error:
+            if isinstance(error, (ConfigError, DataError)) and self.when in ("start", "contexts"):
+                raise
             self.bench.notes.append(f"{one.row}: {study.key} failed: {one_line(error)}")
             return
         if facts:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from ssd_infer.report.forced import forced_cells
 
 import ssd_infer
+from ssd_infer.config.evaluation import EvalSettings
 from ssd_infer.engine.target import Target
-from ssd_infer.evaluation.contenders import Contender
+from ssd_infer.evaluation.carried import carry
+from ssd_infer.report.charts import draw_charts
 from ssd_infer.report.html import render_html
 from ssd_infer.report.markdown import render_markdown
+from ssd_infer.report.schema import validate
+from ssd_infer.strategies.early_exit.early_exit import EarlyExit
+from ssd_infer.strategies.early_exit.early_exit_ngram import EarlyExitNgram
 from ssd_infer.strategies.early_exit.forced import Forced, Shape, forced_acceptance, forced_facts, shape_of
 from ssd_infer.strategies.study import Sampling
 from ssd_infer.tuning.budget import Budget
@@ -112,20 +117,26 @@ def test_the_interval_of_the_acceptance_is_over_prompts() -> None:
     assert facts["prompts"] == 40
 
 
-def test_only_an_early_exit_that_drafts_has_a_shape() -> None:
-    item = Contender("early_exit", "strategy", lambda *_: ([], None), "early_exit")
-    item.params = {"exit_layer": 2, "gamma": 3, "confidence": 0.5}
-    assert shape_of(item) == Shape(2, 3, 0.5)
-    item.plain = True
-    assert shape_of(item) is None
-    assert shape_of(Contender("swift", "strategy", lambda *_: ([], None), "swift")) is None
+def test_only_a_row_that_drafts_has_a_shape_and_a_study() -> None:
+    params = {"exit_layer": 2, "gamma": 3, "confidence": 0.5}
+    assert shape_of(params) == Shape(2, 3, 0.5)
+    assert shape_of(None) is None
+    context: Any = SimpleNamespace(
+        target=Target.of(tuned()), wanted=True, settings=EvalSettings(checkpoint="-"), params=params
+    )
+    assert [study.key for study in EarlyExit.studies(context)] == ["grid", "teacher_forced"]
+    context.params = None
+    assert [study.key for study in EarlyExit.studies(context)] == ["grid"]
+    context.wanted, context.settings = False, EvalSettings(checkpoint="-", draft="ngram")
+    assert EarlyExit.studies(context) == []
+    assert EarlyExitNgram.studies(context) == []
 
 
 def test_prediction_and_measurement_stand_side_by_side() -> None:
     report = sample_report()
-    assert forced_cells(report) == []
-    assert "Predicted from many prompts" not in render_markdown(report) + render_html(report)
-    report["strategies"][0]["extra"]["teacher_forced"] = {
+    row = report["strategies"][0]
+    assert EarlyExit.tables(row) == []
+    row["extra"]["teacher_forced"] = {
         "prompts": 128,
         "tokens": 4096,
         "alpha": 0.7,
@@ -136,7 +147,22 @@ def test_prediction_and_measurement_stand_side_by_side() -> None:
         "predicted_speedup": 1.8,
         "predicted_ci95": [1.75, 1.85],
     }
+    assert carry(report["strategies"]) == []
+    validate(report)
     for page in (render_markdown(report), render_html(report)):
         assert "Predicted from many prompts" in page
         assert "1.80×" in page
-    assert forced_cells(report)[0][-1] == "0.90"
+    assert EarlyExit.tables(row)[0].rows[0][-1] == "0.90"
+
+
+def test_the_grid_is_two_panels_of_cells_and_a_check_of_them() -> None:
+    report = sample_report()
+    assert carry(report["strategies"]) == []
+    validate(report)
+    heat, checked = EarlyExit.plots(report["strategies"][0])
+    assert (heat.kind, heat.panels, heat.centre) == ("heatmap", ["predicted", "measured"], 1.0)
+    assert [len(one.x) for one in heat.series] == [30, 5]
+    assert [len(one.x) for one in checked.series] == [2, 5]
+    titles = [chart.title for chart in draw_charts(report)]
+    assert f"early_exit: {heat.title}" in titles
+    assert heat.title not in render_markdown(report)

@@ -15,9 +15,10 @@ from ssd_infer.__main__ import exit_code
 from ssd_infer.config.evaluation import EvalSettings
 from ssd_infer.corpus import Task
 from ssd_infer.engine.target import Target
-from ssd_infer.evaluation import prefilled, sweep
 from ssd_infer.evaluation.strategies import select_candidates
+from ssd_infer.evaluation.studies import Findings
 from ssd_infer.strategies.base import Resolved
+from ssd_infer.strategies.sparse_attention import prefilled, sweep
 from ssd_infer.strategies.sparse_attention import sparse_calibration as settle
 from ssd_infer.strategies.sparse_attention.long_context import PLAIN, THEIRS, cell_report, measure_cell
 from ssd_infer.strategies.sparse_attention.prefilled import Prefilled, prefill, prefill_once, room_for
@@ -121,15 +122,15 @@ def test_peak_memory_sees_what_is_gone_again() -> None:
     assert peak.bytes - idle.bytes > 48 << 20
 
 
-def bench_of(model: Any, **changes: Any) -> Any:
-    """Return as much of an evaluation's state as a sweep asks for."""
+def context_of(model: Any, **changes: Any) -> Any:
+    """Return as much of a study's context as a sweep asks for."""
     settings = EvalSettings(checkpoint="-", contexts=[40], batches=[1, 3], max_new_tokens=NEW, repeats=1)
     parts = {
         "model": model,
         "settings": settings,
         "target": Target.of(model),
         "tokenizer": object(),
-        "dtype": torch.float32,
+        "deadline": Budget(0).deadline(1),
         "notes": [],
         "say": lambda _: None,
     }
@@ -143,46 +144,51 @@ def test_a_sweep_has_every_cell_and_acceptance_by_budget(
         return [Task("long_continuation", prompts_of(count, context))]
 
     monkeypatch.setattr(sweep, "build_tasks", build)
-    found = sweep.sparse_sweep(bench_of(tiny_model()), Budget(0).deadline(1))
+    found = sweep.sparse_sweep(context_of(tiny_model()))
     assert [(cell["batch"], cell["name"]) for cell in found["cells"]] == [
         (batch, name) for batch in (1, 3) for name in (PLAIN, THEIRS, "sparse_attention")
     ]
     assert [row["params"]["ratio"] for row in found["budgets"]] == list(sweep.RATIOS)
     reads = [row["kv_bytes_per_token"] * row["tau"] for row in found["budgets"]]
     assert reads == sorted(reads)
-    hurried = bench_of(tiny_model())
-    short = sweep.sparse_sweep(hurried, Budget(1e-9).deadline(1))
+    hurried = context_of(tiny_model(), deadline=Budget(1e-9).deadline(1))
+    short = sweep.sparse_sweep(hurried)
     assert len(short["cells"]) == 3
     assert hurried.notes == ["the time limit left out batch 3 at 40 tokens of context"]
 
 
 def test_a_sweep_that_cannot_be_made_says_why(tiny_model: ModelFactory) -> None:
-    deadline = Budget(0).deadline(1)
     model = tiny_model()
-    assert sweep.sparse_sweep(bench_of(model, settings=EvalSettings(checkpoint="-")), deadline) == {}
-    assert "no tokenizer" in sweep.sparse_sweep(bench_of(model, tokenizer=None), deadline)["reason"]
-    assert sweep.sparse_sweep(bench_of(model, target="no layers"), deadline) == {"reason": "no layers"}
+    assert sweep.sparse_sweep(context_of(model, settings=EvalSettings(checkpoint="-"))) == {}
+    assert "no tokenizer" in sweep.sparse_sweep(context_of(model, tokenizer=None))["reason"]
+    assert sweep.sparse_sweep(context_of(model, target="no layers")) == {"reason": "no layers"}
     other = EvalSettings(checkpoint="-", contexts=[40], draft="ngram")
-    assert "draft=ngram only" in sweep.sparse_sweep(bench_of(model, settings=other), deadline)["reason"]
+    assert "draft=ngram only" in sweep.sparse_sweep(context_of(model, settings=other))["reason"]
     windowed = tiny_model("mistral", sliding_window=16)
-    assert "sliding window" in sweep.sparse_sweep(bench_of(windowed), deadline)["reason"]
+    assert "sliding window" in sweep.sparse_sweep(context_of(windowed))["reason"]
 
 
 @pytest.mark.parametrize(
     ("status", "after"), [("ok", "ok"), ("not_applicable", "failed"), ("failed", "failed")]
 )
 def test_a_cell_that_changed_the_output_fails_its_row(status: str, after: str) -> None:
-    def cell(name: str, verdict: str) -> dict[str, Any]:
-        return {"name": name, "batch": 4, "context": 64, "verdict": verdict}
+    def cells(*named: tuple[str, str]) -> Any:
+        return {"cells": [{"name": n, "batch": 4, "context": 64, "verdict": v} for n, v in named]}
 
     row: dict[str, Any] = {
+        "name": "sparse_attention",
         "status": status,
         "lossless": {"claimed": True, "verdict": "pass", "detail": ""},
         "extra": {},
     }
-    sweep.attach(row, {"cells": [cell("transformers", "fail"), cell("sparse_attention", "pass")]})
+    assert sweep.sweep_fault(cells(("transformers", "fail"), ("sparse_attention", "pass"))) is None
+    assert sweep.sweep_fault({"reason": "no tokenizer"}) is None
+    wrong = cells(("plain", "pass"), ("sparse_attention", "fail"))
+    fault = sweep.sweep_fault(wrong)
+    assert fault is not None
+    Findings({"sparse_attention": {"sweep": wrong}}).attach(row)
     assert row["lossless"]["verdict"] == "pass"
-    sweep.attach(row, {"cells": [cell("plain", "pass"), cell("sparse_attention", "fail")]})
+    Findings({"sparse_attention": {"sweep": wrong}}, {"sparse_attention": fault}).attach(row)
     assert (row["lossless"]["verdict"], row["status"]) == ("fail", after)
     assert len(row["extra"]["sweep"]["cells"]) == 2
     assert exit_code({"strategies": [row]}) == 1
@@ -202,12 +208,12 @@ def test_a_sweep_that_fails_costs_the_report_nothing(
 
     monkeypatch.setattr(sweep, "build_tasks", build)
     monkeypatch.setattr(sweep, "measure_cell", short_of_memory)
-    bench = bench_of(tiny_model())
-    found = sweep.sparse_sweep(bench, Budget(0).deadline(1))
+    context = context_of(tiny_model())
+    found = sweep.sparse_sweep(context)
     assert {cell["batch"] for cell in found["cells"]} == {1}
     assert found["budgets"]
     rule = "the sweep at batch 3 and 40 tokens of context failed: RuntimeError: not enough memory"
-    assert bench.notes == [rule]
+    assert context.notes == [rule]
 
 
 @pytest.mark.parametrize("length", [1, 5])
@@ -243,7 +249,7 @@ def test_automatic_settings_are_those_of_the_timed_batch(
         seen.append(prompts)
         return Resolved(None)
 
-    monkeypatch.setattr(settle, "settle_sparse", resolve_sparse_attention)
+    monkeypatch.setattr(settle, "resolve_sparse_attention", resolve_sparse_attention)
     model = tiny_model()
     rows = [*prompts_of(2, 9), *prompts_of(1, 30)]
     for size in (1, 4):

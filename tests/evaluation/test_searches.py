@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ssd_infer.report.searches import HEAD, search_cells
 
 from ssd_infer.config.evaluation import EvalSettings
 from ssd_infer.engine.sublayers import SkipSet
@@ -17,8 +16,11 @@ from ssd_infer.evaluation.section import search_seconds
 from ssd_infer.evaluation.strategies import select_candidates
 from ssd_infer.report.html import render_html
 from ssd_infer.report.markdown import render_markdown
+from ssd_infer.report.rows import ok_rows
+from ssd_infer.report.table import tables_of
 from ssd_infer.strategies.skip_layers import saved_search as store
 from ssd_infer.strategies.skip_layers import skip_calibration as settle
+from ssd_infer.strategies.skip_layers.search_report import TITLE
 from ssd_infer.strategies.skip_layers.search_result import SearchResult
 from ssd_infer.strategies.study import Sampling
 from ssd_infer.tuning.prediction import Prediction
@@ -74,12 +76,13 @@ def test_every_method_is_a_row_of_one_report(report: dict[str, Any]) -> None:
     assert rows["skip_set:bayes"]["extra"]["search"]["candidates"] < 1000  # time ended it
     assert rows["skip_set"]["extra"]["fell_back_to_plain"] in (True, False)
     assert report["peers"] == []
-    lines = {cells[0]: dict(zip(HEAD, cells, strict=True)) for cells in search_cells(report)}
+    (table,) = (table for _, table in tables_of(ok_rows(report)) if table.title == TITLE)
+    lines = {cells[0]: dict(zip(table.columns, cells, strict=True)) for cells in table.rows}
     assert {"skip_set", "skip_set:bayes", "swift"} <= set(lines)
     assert lines["skip_set:bayes"]["method"] == "bayes"
     assert lines["swift"]["method"] == "while decoding"
     for rendered in (render_markdown(report), render_html(report)):
-        assert "Searches for layers to leave out" in rendered
+        assert TITLE in rendered
 
 
 @pytest.mark.parametrize(

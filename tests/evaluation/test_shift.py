@@ -7,17 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ssd_infer.evaluation.shift import BIN, shift_study
-from ssd_infer.report.shift_plot import HEAD, TITLE, shift_cells
 
 from ssd_infer.config.evaluation import EvalSettings
 from ssd_infer.corpus.shift_text import KINDS, dialogue, shift_streams
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import DataError
-from ssd_infer.evaluation import bench, evaluate, runner, shift
+from ssd_infer.evaluation import bench, evaluate
 from ssd_infer.evaluation.bench import EvalContext
+from ssd_infer.evaluation.carried import carry
+from ssd_infer.evaluation.studies import Round, listed_rows
 from ssd_infer.report.charts import draw_charts
 from ssd_infer.report.markdown import render_markdown
+from ssd_infer.report.schema import validate
+from ssd_infer.report.table import plots_of, tables_of
+from ssd_infer.strategies import streams as stream_module
+from ssd_infer.strategies.skip_layers import stream_study
+from ssd_infer.strategies.stream_report import TITLE
+from ssd_infer.strategies.streams import BIN
 from ssd_infer.strategies.study import Sampling
 from ssd_infer.tuning.budget import Budget
 from tests.conftest import build_model
@@ -62,13 +68,16 @@ def test_answers_belong_to_their_questions() -> None:
 @pytest.fixture
 def studied(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     model = prepare(build_model(layers=5, vocab_size=256, max_position_embeddings=1024), 5)
-    monkeypatch.setattr(shift, "FEWEST_TOKENS", 20)
+    monkeypatch.setattr(stream_module, "FEWEST_TOKENS", 20)
     settings = EvalSettings(checkpoint="-", samples=2, max_new_tokens=20, prompt_tokens=24)
     streams = shift_streams(Bytes(), 2, 24, seed=0)
     one = EvalContext(
         settings, model, Bytes(), Target.of(model), [], [], [], Budget(0), lambda _line: None, streams
     )
-    return shift_study(one, Sampling(), one.budget.deadline(1.0))
+    moment = one.budget.deadline(1.0)
+    found = Round(one, "streams", Sampling(), moment, moment).run(listed_rows(one, Sampling()))
+    assert one.notes == []
+    return {name: facts["task_shift"] for name, facts in found.facts.items()}
 
 
 def test_every_way_has_its_curve_and_its_kinds(studied: dict[str, Any]) -> None:
@@ -91,12 +100,15 @@ def test_the_study_is_tabled_and_plotted(studied: dict[str, Any]) -> None:
         row = measured_row(name, 1.2, 0.8)
         row["extra"]["task_shift"] = json.loads(json.dumps(studied[name]))
         report["strategies"] = [old for old in report["strategies"] if old["name"] != name] + [row]
-    assert [dict(zip(HEAD, cells, strict=True))["strategy"] for cells in shift_cells(report)] == [
-        "skip_set",
-        "swift",
-    ]
+    assert carry(report["strategies"]) == []
+    validate(report)
+    ((_, table),) = (found for found in tables_of(report["strategies"]) if found[1].title == TITLE)
+    assert [row[0] for row in table.rows] == ["swift", "skip_set"]
+    ((_, plot),) = (found for found in plots_of(report["strategies"]) if found[1].title == TITLE)
+    assert [one.name for one in plot.series] == ["swift", "skip_set"]
+    assert [mark.label for mark in plot.marks] == list(KINDS)
     assert TITLE in render_markdown(report)
-    assert TITLE in [chart.title for chart in draw_charts(report)]
+    assert f"2 strategies: {TITLE}" in [chart.title for chart in draw_charts(report)]
 
 
 def test_a_study_that_fails_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -108,7 +120,7 @@ def test_a_study_that_fails_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_pa
     def fails(*_: Any) -> Any:
         raise RuntimeError("no such stream")
 
-    monkeypatch.setattr(runner, "shift_study", fails)
+    monkeypatch.setattr(stream_study, "decode_streams", fails)
     report = evaluate(
         EvalSettings(
             checkpoint=str(folder),

@@ -12,6 +12,7 @@ from html.parser import HTMLParser
 import pytest
 from rich.console import Console
 
+from ssd_infer.evaluation.carried import carry
 from ssd_infer.report.charts import draw_charts
 from ssd_infer.report.comparison import summary
 from ssd_infer.report.definitions import DEFINITIONS
@@ -121,9 +122,11 @@ def test_plots_survive_hostile_names() -> None:
 
 
 def test_page_embeds_every_plot_and_loads_nothing() -> None:
-    page = render_html(sample_report())
+    report = sample_report()
+    carry(report["strategies"])
+    page = render_html(report)
     images = re.findall(r'src="data:image/svg\+xml;base64,([^"]+)"', page)
-    assert len(images) == 5
+    assert len(images) == 6
     assert all(base64.b64decode(image).startswith(b"<?xml") for image in images)
     assert "http://" not in re.sub(r'src="[^"]+"', "", page)
     assert "https://" not in page

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ssd_infer.report.format import bytes_text, number, percent, times
+from ssd_infer.report.format import bytes_text, number, times
 from ssd_infer.report.table import Plot, Series, Table
 
 HEAD = (
@@ -75,7 +75,7 @@ def _budgets(budgets: list[dict[str, Any]]) -> list[Plot]:
     if not known:
         return []
     shares = tuple(100 * cell["params"]["ratio"] for cell in known)
-    labels = tuple(f"{percent(cell['params']['ratio'], 1)}, τ {number(cell['tau'], 1)}" for cell in known)
+    labels = tuple(f"τ {number(cell['tau'], 1)}" for cell in known)
     series = Series("accepted", shares, tuple(cell["alpha"] for cell in known), labels)
     caption = "Selector pillar, γ = 8, the longest context and smallest batch of the sweep."
     across = "slots read by a draft step (%)"
