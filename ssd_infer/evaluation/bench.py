@@ -61,9 +61,12 @@ class EvalContext:
         return first.dtype
 
 
-def open_context(settings: EvalSettings, say: Say) -> EvalContext:
-    """Load the checkpoint and cut the prompts; raises before any measurement when something is wrong with either."""
-    check_draft(settings.draft, settings.draft_params)
+def open_context(settings: EvalSettings, say: Say, kind: str = "causal") -> EvalContext:
+    """Load the checkpoint and cut the prompts; raises before any measurement when something is wrong with either.
+
+    `draft` must name what drafts for models of `kind`.
+    """
+    check_draft(settings.draft, settings.draft_params, kind)
     check_device(settings.device)
     budget = Budget(settings.max_minutes)
     say("loading the checkpoint")

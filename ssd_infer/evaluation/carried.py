@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ssd_infer.errors import one_line
+from ssd_infer.report.table import Plot, Table
 from ssd_infer.strategies import registry
+
+
+def show(row: dict[str, Any], tables: Sequence[Table], plots: Sequence[Plot]) -> None:
+    """Put tables and plots into a row of a report; none leave it as it is."""
+    found = {"tables": [table.to_json() for table in tables], "plots": [plot.to_json() for plot in plots]}
+    row["extra"] |= {key: data for key, data in found.items() if data}
 
 
 def carry(rows: list[dict[str, Any]]) -> list[str]:
@@ -21,10 +29,7 @@ def carry(rows: list[dict[str, Any]]) -> list[str]:
             continue
         strategy = registry.get(info.name)
         try:
-            tables = [table.to_json() for table in strategy.tables(row)]
-            plots = [plot.to_json() for plot in strategy.plots(row)]
+            show(row, strategy.tables(row), strategy.plots(row))
         except Exception as error:  # noqa: BLE001  a table that cannot be made must not cost the row
             warnings.append(f"{row['name']}: its own tables could not be made: {one_line(error)}")
-            continue
-        row["extra"] |= ({"tables": tables} if tables else {}) | ({"plots": plots} if plots else {})
     return warnings

@@ -59,16 +59,16 @@ def known_drafts(wanted: str = "all") -> dict[str, StrategyInfo]:
     }
 
 
-def check_draft(name: str, raw: Mapping[str, Any] | None = None) -> None:
-    """Raise ConfigError when `draft=name` names nothing that drafts for causal models.
+def check_draft(name: str, raw: Mapping[str, Any] | None = None, kind: str = "causal") -> None:
+    """Raise ConfigError when `draft=name` names nothing that drafts for models of `kind`.
 
-    Parameters `raw` of one strategy are checked as far as that needs no model.
+    Parameters `raw` of one strategy for causal models are checked as far as that needs no model.
     """
-    problem = drafts.draft_problem(name, "causal")
+    problem = drafts.draft_problem(name, kind)
     if problem is not None:
         raise ConfigError([problem])
     found = drafts.find(name)
-    if found is not None and name != found.group:
+    if kind == "causal" and found is not None and name != found.group:
         drafts.get(found.name).parse(raw, None)
 
 

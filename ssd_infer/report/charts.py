@@ -11,12 +11,10 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ssd_infer.report import call_costs
 from ssd_infer.report.format import plain
 from ssd_infer.report.plots import draw_plot
 from ssd_infer.report.rows import Report, all_rows, is_sampled, ok_rows
 from ssd_infer.report.table import plots_of
-from ssd_infer.report.wer_speed import draw_wer_speed
 
 INK, MUTED, GRID = "#1f2937", "#6b7280", "#e5e7eb"
 COLOURS = ("#2563eb", "#ea580c", "#059669", "#9333ea", "#db2777", "#0891b2", "#ca8a04", "#475569")
@@ -58,16 +56,10 @@ def draw_charts(report: Report) -> list[Chart]:
             _speedups,
         ),
         (
-            "Word error rate against speed",
-            "Lower right is better. Above: all thresholds of the two gates. Below: the rows of this report.",
-            draw_wer_speed,
-        ),
-        (
             "Acceptance by position",
             "How often the k-th drafted token is accepted when verification reaches it.",
             _positions,
         ),
-        (call_costs.TITLE, call_costs.CAPTION, call_costs.draw_call_costs),
         (
             "Predicted against measured",
             "On the line the cost model is right; below it the decoder is slower than predicted.",

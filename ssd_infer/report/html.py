@@ -36,7 +36,6 @@ from ssd_infer.report.rows import (
     other_rows,
     plain_rows,
 )
-from ssd_infer.report.speech import NOTE, SPEECH_HEAD, doubt_line, sets_table, speech_table
 from ssd_infer.report.table import Table, tables_of
 
 
@@ -81,7 +80,6 @@ def render_html(report: Report) -> str:
         _hero(report),
         _warnings(report["verdict"]["warnings"]),
         _section("Strategies", _strategies(report)),
-        _speech(report),
         _section("Plots", figures(draw_charts(report))),
         _section("Losslessness", _lossless(report)),
         *_carried(report),
@@ -204,18 +202,6 @@ def _strategies(report: Report) -> str:
     rows = [_measured(row, row["name"] == best) for row in ok_rows(report)]
     rows += [_unmeasured(row, len(head)) for row in other_rows(report)]
     return html_table(head, rows, range(3, len(head)))
-
-
-def _speech(report: Report) -> str:
-    rows, (head, sets) = speech_table(report), sets_table(report)
-    if not rows:
-        return ""
-    body = f'<p class="muted">{text(NOTE)}</p>'
-    body += html_table(SPEECH_HEAD, [table_row(cells, 1) for cells in rows], range(1, len(SPEECH_HEAD)))
-    body += f'<p class="muted">{text(doubt_line(report))}</p>'
-    if sets:
-        body += html_table(head, [table_row(cells, 1) for cells in sets], range(1, len(head)))
-    return _section("Speech", body)
 
 
 def _measured(row: Row, best: bool) -> str:

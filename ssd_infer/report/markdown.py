@@ -30,7 +30,6 @@ from ssd_infer.report.rows import (
     other_rows,
     plain_rows,
 )
-from ssd_infer.report.speech import NOTE, SPEECH_HEAD, doubt_line, sets_table, speech_table
 from ssd_infer.report.table import Table, plots_of, tables_of
 
 Cells = Iterable[object]
@@ -49,7 +48,6 @@ def render_markdown(report: Report) -> str:
         _title(report),
         _environment(report),
         "## Strategies\n\n" + _strategies(report),
-        _speech(report),
         _per_task(report),
         *_carried(report),
         "## Not measured\n\n" + _reasons(report),
@@ -134,20 +132,6 @@ def _strategy_cells(row: dict[str, Any]) -> list[object]:
         number(row["extra"].get("repetition", {}).get("distinct_3")),
         bytes_text(row["memory"]["extra_bytes"]),
     ]
-
-
-def _speech(report: Report) -> str:
-    rows, (head, sets) = speech_table(report), sets_table(report)
-    if not rows:
-        return ""
-    parts = [
-        "## Speech",
-        NOTE,
-        table(SPEECH_HEAD, rows),
-        doubt_line(report),
-        *([table(head, sets)] if sets else []),
-    ]
-    return "\n\n".join(part for part in parts if part)
 
 
 def _per_task(report: Report) -> str:

@@ -37,8 +37,8 @@ def other_rows(report: Report) -> list[Row]:
 
 
 def all_rows(report: Report) -> list[Row]:
-    """Return every strategy row, measured ones first and fastest first."""
-    return [*ok_rows(report), *other_rows(report)]
+    """Return every row there is: baselines, measured strategies fastest first, peers, strategies without figures."""
+    return [*report["baselines"], *ok_rows(report), *report["peers"], *other_rows(report)]
 
 
 def find_row(report: Report, name: str | None) -> Row | None:

@@ -60,13 +60,14 @@ def _doubled_names(report: dict[str, Any]) -> list[str]:
 def _bad_tables(report: dict[str, Any]) -> list[str]:
     """List the tables and plots whose parts do not fit together."""
     found = []
-    for row in report["strategies"]:
-        for read, key in ((Table.from_json, "tables"), (Plot.from_json, "plots")):
-            for data in row["extra"].get(key, []):
+    rows = [(kind, row) for kind in ("baselines", "peers", "strategies") for row in report[kind]]
+    for read, key in ((Table.from_json, "tables"), (Plot.from_json, "plots")):
+        for kind, row in rows:
+            for data in row.get("extra", {}).get(key, []):
                 try:
                     read(data)
                 except ValueError as error:
-                    found.append(f"strategies.{row['name']}.extra.{key}: {error}")
+                    found.append(f"{kind}.{row['name']}.extra.{key}: {error}")
     return found
 
 

@@ -179,7 +179,7 @@ def tables_of(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, Table]]:
     """
     found: dict[Any, list[tuple[str, Table]]] = {}
     for row in rows:
-        for data in row["extra"].get("tables", []):
+        for data in row.get("extra", {}).get("tables", []):
             table = Table.from_json(data)
             found.setdefault((table.title, table.columns), []).append((row["name"], table))
     return [joined[0] if len(joined) == 1 else _one_table(joined) for joined in found.values()]
@@ -188,8 +188,8 @@ def tables_of(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, Table]]:
 def _one_table(named: list[tuple[str, Table]]) -> tuple[str, Table]:
     first = named[0][1]
     rows = tuple((name, *row) for name, table in named for row in table.rows)
-    table = Table(first.title, ("strategy", *first.columns), rows, first.caption)
-    return f"{len(named)} strategies", table
+    table = Table(first.title, ("name", *first.columns), rows, first.caption)
+    return f"{len(named)} rows", table
 
 
 def plots_of(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, Plot]]:
@@ -199,7 +199,7 @@ def plots_of(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, Plot]]:
     """
     found: dict[Any, list[tuple[str, Plot]]] = {}
     for row in rows:
-        for data in row["extra"].get("plots", []):
+        for data in row.get("extra", {}).get("plots", []):
             plot = Plot.from_json(data)
             same = plot if plot.kind == "heatmap" else replace(plot, series=())
             found.setdefault(same, []).append((row["name"], plot))
@@ -212,4 +212,4 @@ def _one_plot(named: list[tuple[str, Plot]]) -> tuple[str, Plot]:
         for name, plot in named
         for one in plot.series
     )
-    return f"{len(named)} strategies", replace(named[0][1], series=series)
+    return f"{len(named)} rows", replace(named[0][1], series=series)

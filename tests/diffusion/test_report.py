@@ -11,7 +11,7 @@ import torch
 
 from ssd_infer.config.evaluation import EvalSettings
 from ssd_infer.evaluation import evaluate
-from ssd_infer.report.call_costs import draw_call_costs
+from ssd_infer.report.charts import draw_charts
 from ssd_infer.report.rows import exit_code, find_row, noise_rows, plain_rows
 from ssd_infer.report.schema import validate
 from ssd_infer.strategies.fewer_steps import generate as api
@@ -66,7 +66,8 @@ def test_every_draft_is_a_row_that_passed(checkpoint: Path) -> None:
     assert [row["name"] for row in plain_rows(report)] == ["ssd_plain", "ssd_plain:t1"]
     assert [row["name"] for row in noise_rows(report)] == ["ssd_plain:again", "ssd_plain:again:t1"]
     assert report["peers"][0]["name"] == "threshold_parallel"
-    assert draw_call_costs(report) is not None
+    titles = [chart.title for chart in draw_charts(report)]
+    assert "fewer_steps: Cost of a call by its number of states" in titles
     folder = checkpoint.parent / "report"
     assert {path.name for path in folder.iterdir()} == {
         "report.json",

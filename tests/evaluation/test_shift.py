@@ -108,7 +108,7 @@ def test_the_study_is_tabled_and_plotted(studied: dict[str, Any]) -> None:
     assert [one.name for one in plot.series] == ["swift", "skip_set"]
     assert [mark.label for mark in plot.marks] == list(KINDS)
     assert TITLE in render_markdown(report)
-    assert f"2 strategies: {TITLE}" in [chart.title for chart in draw_charts(report)]
+    assert f"2 rows: {TITLE}" in [chart.title for chart in draw_charts(report)]
 
 
 def test_a_study_that_fails_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

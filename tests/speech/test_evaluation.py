@@ -20,7 +20,8 @@ from ssd_infer.families.speech.utterances import Utterance, save_utterances
 from ssd_infer.models.asr_processor import ASRFeatureExtractor, CTCASRProcessor, character_tokenizer
 from ssd_infer.report.html import render_html
 from ssd_infer.report.markdown import render_markdown
-from ssd_infer.report.rows import exit_code, gains, headline, noise_rows
+from ssd_infer.report.rows import all_rows, exit_code, gains, headline, noise_rows
+from ssd_infer.report.table import plots_of, tables_of
 from ssd_infer.report.write import read_report
 from ssd_infer.strategies.ctc_draft.saved_thresholds import thresholds_of
 from tests.speech.support import MELS, tiny_asr
@@ -148,7 +149,15 @@ def test_both_renderings_show_the_speech_table(report: dict[str, Any]) -> None:
         assert "RTFx" in shown
         assert "test_voice" in shown.replace("\\_", "_")
     assert text == render_markdown(json.loads(json.dumps(report)))
-    assert "Word error rate against speed" in page
+    assert "Word error rate against speed, predicted" in page
+    speech = [table for _, table in tables_of(all_rows(report)) if table.title == "Speech"]
+    assert len(speech) == 1
+    names = {cells[0] for cells in speech[0].rows}
+    assert {"ar_greedy", "ctc_draft", "ctc_draft:lossless", "sasd"} <= names
+    measured = [
+        plot for _, plot in plots_of(all_rows(report)) if plot.title == "Word error rate against speed"
+    ]
+    assert {one.name for one in measured[0].series} == {name for name in names if ":b" not in name}
 
 
 def test_one_draft_with_given_thresholds(run: Path, tmp_path: Path) -> None:
@@ -171,17 +180,21 @@ def test_one_reference_is_measured_when_asked_for(run: Path, tmp_path: Path, nam
 
 @pytest.mark.parametrize("measure", ["sequence", "max"])
 def test_the_line_on_gate_one_names_its_measure(run: Path, tmp_path: Path, measure: str) -> None:
-    from ssd_infer.report.speech import MEASURES, doubt_line
+    from ssd_infer.evaluation.carried import show
     from ssd_infer.strategies.ctc_draft.ctc_params import AGGREGATES
+    from ssd_infer.strategies.ctc_draft.speech_report import MEASURES, speech_tables
 
     assert set(MEASURES) == set(AGGREGATES)
     given = {"entropy_agg": measure}
     made = settings(run, draft="ctc_draft:ctc_only", draft_params=given, out=str(tmp_path), repeats=1)
     found = evaluate(made)
-    doubt = next(row["extra"]["entropy"] for row in found["strategies"] if "entropy" in row["extra"])
+    row = next(row for row in found["strategies"] if "entropy" in row["extra"])
+    doubt = row["extra"]["entropy"]
     assert doubt["measure"] == measure
     doubt |= {"auroc": 0.9, "right": [0.1] * 9, "wrong": [2.0] * 9}
-    assert doubt_line(found).startswith(f"Gate 1: the {MEASURES[measure]} of a wrong CTC transcript exceeds")
+    tables = speech_tables(row)
+    assert tables[-1].caption.startswith(f"Gate 1: the {MEASURES[measure]} of a wrong CTC transcript exceeds")
+    show(row, tables, [])
     assert render_markdown(found).count("Gate 1: the") == render_html(found).count("Gate 1: the") == 1
 
 

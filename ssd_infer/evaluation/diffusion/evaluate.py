@@ -11,6 +11,7 @@ from ssd_infer.errors import ConfigError
 from ssd_infer.evaluation import report_folder
 from ssd_infer.evaluation.batch_exactness import batch_deadline
 from ssd_infer.evaluation.bench import EvalContext, Say, open_context, torch_threads
+from ssd_infer.evaluation.carried import show
 from ssd_infer.evaluation.contenders import Contender, one_line
 from ssd_infer.evaluation.diffusion.diffusion_contenders import baseline, lossy_peer, settled
 from ssd_infer.evaluation.diffusion.diffusion_figures import figures
@@ -27,6 +28,7 @@ from ssd_infer.evaluation.summary import scoreboard, share_plain
 from ssd_infer.families.diffusion.denoiser import Denoiser
 from ssd_infer.families.diffusion.settings import SamplerSettings
 from ssd_infer.report.write import check_writable, write_report, writing
+from ssd_infer.strategies.fewer_steps.call_report import call_plots
 from ssd_infer.strategies.fewer_steps.drafts import DRAFTERS
 from ssd_infer.strategies.fewer_steps.fewer_steps import NAME
 from ssd_infer.strategies.registry import basics
@@ -55,7 +57,7 @@ def evaluate(settings: EvalSettings, say: Say | None = None) -> dict[str, Any]:
     folder = report_folder(settings)
     check_writable("out", folder)
     with torch_threads(settings.threads), quiet_libraries():
-        bench = open_context(settings, say or logger.info)
+        bench = open_context(settings, say or logger.info, "diffusion")
         sampler = SamplerSettings.of(bench.model.config)
         Denoiser.of(bench.model)
         bench.say("bounding the likelihood of held-out text")
@@ -68,6 +70,7 @@ def evaluate(settings: EvalSettings, say: Say | None = None) -> dict[str, Any]:
             share = QUALITY_SHARE + (1 - QUALITY_SHARE) * turn / len(settings.temperatures)
             sections.append(_section(bench, sampling, sampler, bench.budget.deadline(0.97 * share)))
         report = assemble(bench, sections, found)
+        _show_calls(report["strategies"])
     with writing("out", folder):
         write_report(report, folder, list(samples(sections)))
     return report
@@ -126,6 +129,13 @@ def _section(bench: EvalContext, sampling: Sampling, sampler: SamplerSettings, d
                 section.more[contender.name]["predicted_by_calibration"] = predicted[contender.name]
     _add_perplexity(bench, section)
     return section
+
+
+def _show_calls(strategies: list[dict[str, Any]]) -> None:
+    """Draw the first measured curve of call costs: all drafts call the same model."""
+    row = next((row for row in strategies if row["extra"].get("calls")), None)
+    if row is not None:
+        show(row, [], call_plots(row["extra"]["calls"]))
 
 
 def _add_perplexity(bench: EvalContext, section: Section) -> None:

@@ -13,6 +13,7 @@ import torch
 from ssd_infer.checkpoint.provenance import environment, identity
 from ssd_infer.config.evaluation import EvalSettings
 from ssd_infer.evaluation.bench import torch_threads
+from ssd_infer.evaluation.carried import show
 from ssd_infer.evaluation.losslessness import LosslessResult
 from ssd_infer.evaluation.progress import quiet_libraries
 from ssd_infer.evaluation.speech.batches import exact_in_batches
@@ -35,6 +36,8 @@ from ssd_infer.report.write import check_writable, write_report, writing
 from ssd_infer.strategies.ctc_draft.ctc_params import AUTO, REFERENCES, VARIANTS, canonical, parse
 from ssd_infer.strategies.ctc_draft.gate_calibration import PAPER_INCREASE, Calibration, Point, calibrate
 from ssd_infer.strategies.ctc_draft.saved_thresholds import save_thresholds
+from ssd_infer.strategies.ctc_draft.speech_report import speech_tables
+from ssd_infer.strategies.ctc_draft.wer_report import wer_plots
 from ssd_infer.strategies.registry import basics
 
 logger = logging.getLogger(__name__)
@@ -129,6 +132,8 @@ def assemble(
                 strategies.append(strategy_row(item, board, _more(item, board, found), exact.get(item.name)))
     peers.append(_no_generate())
     strategies += _absent({row["name"] for row in strategies}, trial.settings.draft)
+    for row in (*baselines, *strategies, *peers):
+        show(row, speech_tables(row), wer_plots(row))
     notes = [*trial.notes, *(note for note in (found.undertrained, found.uncertain) if note)]
     return {
         "schema_version": SCHEMA_VERSION,

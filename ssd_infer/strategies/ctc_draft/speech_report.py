@@ -1,14 +1,15 @@
-"""The speech part of a report: error rates, routes and real-time factors of every decoder, from the JSON alone."""
+"""Show error rates, routes and real-time factors of a decoder, from its row of a report."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ssd_infer.report.format import number, percent, times
-from ssd_infer.report.rows import Report
+from ssd_infer.report.table import Table
 
-SPEECH_HEAD = (
-    "decoder",
+Row = Mapping[str, Any]
+HEAD = (
     "batch",
     "WER",
     "95 %",
@@ -38,64 +39,61 @@ MEASURES = {
 """`entropy_agg` → what gate 1 compares with its threshold."""
 
 
-def speech_table(report: Report) -> list[list[str]]:
-    """Return the cells of the decoder table, plain decoding first; empty for a report without speech."""
-    return [_cells(row, speedup) for row, speedup in _measured(report)]
+def speech_tables(row: Row) -> list[Table]:
+    """Return what a baseline, peer or strategy row says of speech, one table each; none where it did not run."""
+    if not (row.get("extra") or {}).get("speech"):
+        return []
+    return [Table("Speech", HEAD, (_cells(row),), NOTE), *_sets(row), *_doubt(row)]
 
 
-def sets_table(report: Report) -> tuple[list[str], list[list[str]]]:
-    """Return head and rows of WER (CER) by held-out set at the first batch size; no rows with fewer than two sets."""
-    found = [(row["name"], row["extra"]["speech"]) for row, _ in _measured(report)]
-    first = [
-        (name, speech["sets"]) for name, speech in found if speech["batch_size"] == found[0][1]["batch_size"]
-    ]
-    names = [entry["name"] for entry in first[0][1]] if first else []
-    if len(names) < 2:
-        return [], []
-    counts = [entry["utterances"] for entry in first[0][1]]
-    head = ["decoder", *(f"{name}, {count} utterances" for name, count in zip(names, counts, strict=True))]
-    return head, [[name, *(_rates(entry) for entry in sets)] for name, sets in first]
+def _sets(row: Row) -> list[Table]:
+    """Return WER (CER) by held-out set at the first batch size; nothing with fewer than two sets."""
+    sets = row["extra"]["speech"]["sets"]
+    if ":b" in row["name"] or len(sets) < 2:
+        return []
+    head = tuple(f"{entry['name']}, {entry['utterances']} utterances" for entry in sets)
+    return [Table("Speech by held-out set", head, (tuple(map(_rates, sets)),), "WER (CER).")]
 
 
-def doubt_line(report: Report) -> str:
+def _doubt(row: Row) -> list[Table]:
     """Say how well what gate 1 measures tells right transcripts from wrong ones, or nothing."""
-    found = next((row["extra"]["entropy"] for row in report["strategies"] if "entropy" in row["extra"]), None)
+    found = row["extra"].get("entropy")
     if not found or found["auroc"] is None:
-        return ""
+        return []
     middle = [number(found[side][4]) for side in ("right", "wrong")]
     measure = MEASURES.get(found.get("measure"), "doubt, by a measure this report does not name,")
-    return (
+    caption = (
         f"Gate 1: the {measure} of a wrong CTC transcript exceeds that of a right one in {percent(found['auroc'])} of "
         f"pairs (AUROC); medians {middle[0]} nats right, {middle[1]} nats wrong."
     )
+    head = ("AUROC", "median of right ones", "median of wrong ones")
+    return [Table("Doubt", head, ((percent(found["auroc"]), *middle),), caption)]
 
 
-def _measured(report: Report) -> list[tuple[dict[str, Any], float | None]]:
-    rows = [(row, 1.0) for row in report["baselines"]]
-    rows += [(row, row["speed"]["speedup"]) for row in report["strategies"] if row["status"] == "ok"]
-    rows += [(row, row["speedup"]) for row in report["peers"]]
-    return [(row, speedup) for row, speedup in rows if row.get("extra", {}).get("speech")]
+def _speedup(row: Row) -> float | None:
+    """Return the speedup of a strategy or peer row; 1 for plain decoding."""
+    found: float | None = row["speed"]["speedup"] if "speed" in row else row.get("speedup", 1.0)
+    return found
 
 
-def _cells(row: dict[str, Any], speedup: float | None) -> list[str]:
+def _cells(row: Row) -> tuple[str, ...]:
     found, params = row["extra"]["speech"], row.get("params", {})
     routes = found["routes"]
     shares = [percent(routes.get(name, 0.0)) for name in ("gate", "verify", "fallback")]
-    return [
-        row["name"],
+    return (
         str(found["batch_size"]),
         percent(found["wer"], 2),
         _interval(found["wer_ci95"]),
         percent(found["cer"], 2),
         number(found["rtfx"], 0),
-        times(speedup),
+        times(_speedup(row)),
         percent(found["exact_match"]),
         "plain" if "plain" in routes else " / ".join(shares),
         number(found["decoder_forwards"], 1),
         percent(found["encoder_share"]),
         _thresholds(found),
         f"{params['theta_lm']:g}" if "theta_lm" in params else "–",
-    ]
+    )
 
 
 def _rates(entry: dict[str, Any]) -> str:

@@ -1,0 +1,48 @@
+"""Engine, tuning, evaluation and report know no strategy: no file of theirs holds the name of one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ssd_infer.strategies.registry import infos
+
+ROOT = Path(__file__).resolve().parents[2] / "ssd_infer"
+FREE = ("engine", "tuning", "evaluation", "report")
+KINDS = {"evaluation/diffusion": "fewer_steps", "evaluation/speech": "ctc_draft"}
+"""How models of a kind with one strategy of their own are evaluated, which may name that one and no other."""
+
+
+def strategy_names() -> set[str]:
+    """Return the names of all strategies, and their parts before a plus."""
+    return {part for name in infos() for part in (name, name.partition("+")[0])}
+
+
+def named(text: str, names: set[str]) -> list[str]:
+    """Return the lines of a file that hold one of `names` as a word, whatever its case."""
+    words = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
+    pattern = re.compile(rf"(?<![A-Za-z0-9_])({words})(?![A-Za-z0-9_])", re.IGNORECASE)
+    return [line.strip() for line in text.splitlines() if pattern.search(line)]
+
+
+@pytest.mark.parametrize("room", FREE)
+def test_no_file_names_a_strategy(room: str) -> None:
+    found = []
+    for path in sorted((ROOT / room).rglob("*")):
+        if path.suffix not in (".py", ".json", ".css", ".html", ".jinja", ".j2"):
+            continue
+        own = {name for folder, name in KINDS.items() if (ROOT / folder) in path.parents}
+        where = path.relative_to(ROOT).as_posix()
+        found += [f"{where}: {line}" for line in named(path.read_text("utf-8"), strategy_names() - own)]
+    assert found == []
+
+
+def test_a_name_would_be_found() -> None:
+    assert {"early_exit", "early_exit+ngram", "ngram", "skip_set", "swift"} <= strategy_names()
+    names = strategy_names()
+    for line in ("# like SWIFT", 'if draft == "early_exit":', "x = row['skip_set:t1']", "import ngram.ngram"):
+        assert named(line, names) == [line]
+    for line in ("swiftly = 1", "ngrams = 2", "early exits", "my_early_exit_layer"):
+        assert named(line, names) == []
