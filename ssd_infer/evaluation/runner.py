@@ -24,7 +24,7 @@ from ssd_infer.evaluation.vocabulary import check_ids
 from ssd_infer.report.schema import SCHEMA_VERSION
 from ssd_infer.report.write import check_writable, write_report, writing
 from ssd_infer.strategies.registry import basics
-from ssd_infer.strategies.study import Sampling
+from ssd_infer.strategies.study import Sampling, When
 from ssd_infer.tuning.budget import Deadline, deal
 
 logger = logging.getLogger(__name__)
@@ -106,11 +106,11 @@ def _sections(bench: EvalContext, moments: Mapping[str, Deadline]) -> list[Secti
 
 def _studied(bench: EvalContext, moments: Mapping[str, Deadline]) -> list[Findings]:
     """Let strategies study before any parameters are chosen: of themselves, then at long contexts if asked for."""
+    moments_asked: list[When] = ["start", "contexts"] if bench.settings.contexts else ["start"]
     found = []
-    for when in ("start", "contexts"):
-        settled = moments["settle 0"].part(CALIBRATION_SHARE)
-        rows_asked = listed_rows(bench, Sampling())
-        found.append(Round(bench, when, Sampling(), moments[when], settled).run(rows_asked))
+    for when in moments_asked:
+        studying = Round(bench, when, Sampling(), moments[when], moments["settle 0"].part(CALIBRATION_SHARE))
+        found.append(studying.run(listed_rows(bench, Sampling())))
     return found
 
 

@@ -11,7 +11,13 @@ from matplotlib.figure import Figure
 from ssd_infer.report.format import plain
 from ssd_infer.report.table import Mark, Plot, Series
 
-INK, MUTED = "#1f2937", "#6b7280"
+INK, MUTED, PALE = "#1f2937", "#6b7280", "#9ca3af"
+MARKERS = ("o", "s", "D", "^")
+"""Of points; the next one where all colours are taken."""
+CROWD = 50
+"""Points from which on a series is background, and pale."""
+Pen = tuple[str, str]
+"""Colour and marker."""
 WIDE = 0.8
 """Width of a group of bars, as a share of the distance between groups."""
 DASHES = (0, (4, 3))
@@ -27,9 +33,9 @@ def draw_plot(plot: Plot, colours: tuple[str, ...]) -> Figure:
     figure = Figure(figsize=(6.4 if len(panels) == 1 else 1.2 + 3.2 * len(panels), 3.4))
     drawn = figure.subplots(1, len(panels), squeeze=False, sharey=plot.from_zero)[0]
     names = list(dict.fromkeys(one.name for one in plot.series))
-    chosen = {name: colours[index % len(colours)] for index, name in enumerate(names)}
+    pens = {name: _pen(index, colours) for index, name in enumerate(names)}
     for axes, panel in zip(drawn, panels, strict=True):
-        _panel(axes, plot, [one for one in plot.series if one.panel == panel], chosen)
+        _panel(axes, plot, [one for one in plot.series if one.panel == panel], pens)
         axes.set_title(plain(panel), fontsize=10.5)
     drawn[0].set_ylabel(plain(plot.y_label))
     if len(names) > 1:
@@ -37,6 +43,10 @@ def draw_plot(plot: Plot, colours: tuple[str, ...]) -> Figure:
         legend = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0), "fontsize": 9}
         drawn[-1].legend(handles.values(), handles.keys(), **legend)
     return figure
+
+
+def _pen(index: int, colours: tuple[str, ...]) -> Pen:
+    return colours[index % len(colours)], MARKERS[index // len(colours) % len(MARKERS)]
 
 
 def _handle(drawn: Sequence[Axes], name: str) -> object:
@@ -48,13 +58,13 @@ def _handle(drawn: Sequence[Axes], name: str) -> object:
     raise ValueError(f"series {name!r} was not drawn")
 
 
-def _panel(axes: Axes, plot: Plot, series: list[Series], colours: dict[str, str]) -> None:
+def _panel(axes: Axes, plot: Plot, series: list[Series], pens: dict[str, Pen]) -> None:
     """Draw the series of one panel, their marks and labels."""
     for index, one in enumerate(series):
         if plot.kind == "bar" and not one.style:
-            _bars(axes, one, index, len(series), colours[one.name])
+            _bars(axes, one, index, len(series), pens[one.name][0])
         else:
-            _line(axes, one, one.style or ("points" if plot.kind == "scatter" else "line"), colours[one.name])
+            _line(axes, one, one.style or ("points" if plot.kind == "scatter" else "line"), pens[one.name])
     if plot.log_x:
         axes.set_xscale("log")
     places = sorted({x for one in series for x in one.x})
@@ -69,14 +79,18 @@ def _panel(axes: Axes, plot: Plot, series: list[Series], colours: dict[str, str]
     axes.set_xlabel(plain(plot.x_label))
 
 
-def _line(axes: Axes, one: Series, style: str, colour: str) -> None:
-    up = [float("nan") if y is None else y for y in one.y]
+def _line(axes: Axes, one: Series, style: str, pen: Pen) -> None:
+    up, name = [float("nan") if y is None else y for y in one.y], plain(one.name)
+    colour, marker = pen
     if style == "points":
-        axes.scatter(one.x, up, s=22, color=colour, label=plain(one.name))
+        crowd = len(one.x) >= CROWD
+        axes.scatter(
+            one.x, up, s=9 if crowd else 30, color=PALE if crowd else colour, marker=marker, label=name
+        )
     elif style == "dashed":
-        axes.plot(one.x, up, linewidth=1, linestyle=DASHES, color=colour, label=plain(one.name))
+        axes.plot(one.x, up, linewidth=1, linestyle=DASHES, color=colour, label=name)
     else:
-        axes.plot(one.x, up, marker="o", markersize=4.5, linewidth=1.8, color=colour, label=plain(one.name))
+        axes.plot(one.x, up, marker=marker, markersize=4.5, linewidth=1.8, color=colour, label=name)
     for x, y, label in zip(one.x, up, one.labels, strict=False):
         axes.annotate(plain(label), (x, y), (0, 7), textcoords="offset points", ha="center", fontsize=8)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,10 +47,15 @@ def speech_tables(row: Row) -> list[Table]:
     return [Table("Speech", HEAD, (_cells(row),), NOTE), *_sets(row), *_doubt(row)]
 
 
+def at_first_batch(row: Row) -> bool:
+    """Tell whether a row was measured at the first batch size; the names of others end in theirs, such as `:b8`."""
+    return re.search(r":b\d+$", row["name"]) is None
+
+
 def _sets(row: Row) -> list[Table]:
     """Return WER (CER) by held-out set at the first batch size; nothing with fewer than two sets."""
     sets = row["extra"]["speech"]["sets"]
-    if ":b" in row["name"] or len(sets) < 2:
+    if not at_first_batch(row) or len(sets) < 2:
         return []
     head = tuple(f"{entry['name']}, {entry['utterances']} utterances" for entry in sets)
     return [Table("Speech by held-out set", head, (tuple(map(_rates, sets)),), "WER (CER).")]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ssd_infer.report.table import Mark, Plot, Series
+from ssd_infer.strategies.ctc_draft.speech_report import at_first_batch
 
 TITLE = "Word error rate against speed"
 ACROSS, UP = "speedup", "word error rate (%)"
@@ -16,7 +17,7 @@ def wer_plots(row: Mapping[str, Any]) -> list[Plot]:
     extra = row.get("extra") or {}
     curve = extra.get("calibration") or {}
     drawn = _predicted(curve) if curve.get("points") else []
-    if extra.get("speech") and ":b" not in row["name"]:
+    if extra.get("speech") and at_first_batch(row):
         drawn.append(_measured(row, extra["speech"]))
     return drawn
 
