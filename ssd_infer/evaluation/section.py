@@ -81,7 +81,7 @@ def run_section(bench: EvalContext, sampling: Sampling, settling: Deadline, dead
         bench.device,
         deadline.part(1 - FORCED_SHARE) if any(map(shape_of, contenders)) else deadline,
     )
-    bench.notes += shortfalls(found, settings.max_new_tokens, how)
+    bench.notes += [*shortfalls(found, settings.max_new_tokens, how), *_broken_baselines(bench, contenders)]
     share_plain(found, contenders)
     forced = _forced(bench, contenders, sampling, found.new_tokens, deadline)
     section = Section(
@@ -93,6 +93,12 @@ def run_section(bench: EvalContext, sampling: Sampling, settling: Deadline, dead
     for name, facts in forced.items():
         section.more.setdefault(name, {})["teacher_forced"] = facts
     return section
+
+
+def _broken_baselines(bench: Bench, contenders: list[Contender]) -> list[str]:
+    """Say why plain decoding failed, by whom; of a model refused by name the rows say it already."""
+    failed = [item for item in contenders if item.kind == "baseline" and item.failure is not None]
+    return [f"{item.name} failed: {item.failure}" for item in failed if item.failure != bench.target]
 
 
 def _forced(

@@ -12,6 +12,7 @@ from ssd_infer.engine.target import Target
 from ssd_infer.errors import ConfigError, UnsupportedModelError
 from ssd_infer.evaluation.budget import Budget, Deadline, OutOfTime, stopping
 from ssd_infer.evaluation.contenders import Contender, Sampling, one_line, ours
+from ssd_infer.report.rows import UNSETTLED
 from ssd_infer.strategies import registry as drafts
 from ssd_infer.strategies.base import Resolved, Strategy
 from ssd_infer.strategies.info import StrategyInfo, row_name
@@ -110,7 +111,7 @@ def select_candidates(
             turn = deadline.part(max(0.5, 1 / (len(known) - place)))
             bounded = _bounded(strategy, given, min(search_seconds, 0.5 * turn.left))
             shown = _batch(calibration, batch_size) if strategy.by_batch else calibration
-            entry = Entry(row, info.name, bounded, by_hand=bool(given))
+            entry = Entry(row, info.name, bounded, by_hand=bool(given), alone=row_name(wanted) == info.row)
             _settle(found, model, target, entry, sampling, shown, turn)
     if not sampling.greedy:  # a greedy row of the same name already says why
         found.absent = [row for row in found.absent if row.status == "failed" or row.here]
@@ -144,6 +145,8 @@ class Entry:
     draft: str
     raw: dict[str, Any]
     by_hand: bool
+    alone: bool = False
+    """Whether no other strategy was asked for."""
 
 
 def _settle(
@@ -169,7 +172,7 @@ def _settle(
     except ConfigError:
         raise
     except OutOfTime:
-        found.absent.append(Absent(row, "not_applicable", _unsettled(entry.draft, given), here=True))
+        found.absent.append(Absent(row, "not_applicable", _unsettled(entry, given), here=True))
         return
     except Exception as error:  # noqa: BLE001  one strategy that fails must not cost the others their rows
         found.absent.append(Absent(row, "failed", one_line(error)))
@@ -181,11 +184,9 @@ def _settle(
         found.predicted[row] = resolved.predicted_speedup
 
 
-def _unsettled(draft: str, seconds: float) -> str:
-    return (
-        f"not measured: the choice of its parameters did not end in its share of the time limit ({seconds:.1f} s); "
-        f"raise max_minutes, or ask for draft={draft} alone"
-    )
+def _unsettled(entry: Entry, seconds: float) -> str:
+    remedy = "give its parameters" if entry.alone else f"ask for draft={entry.draft} alone"
+    return f"{UNSETTLED} ({seconds:.1f} s); raise max_minutes, or {remedy}"
 
 
 def _untimed(resolved: Resolved, entry: Entry) -> Resolved:

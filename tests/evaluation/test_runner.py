@@ -76,6 +76,15 @@ def full(checkpoint: Path) -> Iterator[dict[str, Any]]:
     return report
 
 
+def test_plain_decoding_that_fails_is_a_warning_with_its_reason(checkpoint: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(checkpoint, tmp_path / "step-7")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, None]}))
+    report = evaluate(settings(folder, temperatures=[0.0], draft="early_exit", out=str(tmp_path / "out")))
+    warnings = [line for line in report["verdict"]["warnings"] if line.startswith("ssd_plain failed: ")]
+    assert len(warnings) == 1
+    assert "generation_config.eos_token_id: must be a token id" in warnings[0]
+
+
 def rows(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in report["strategies"]}
 
