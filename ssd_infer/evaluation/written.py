@@ -30,10 +30,9 @@ def written(
 
 
 def telling(records: Sequence[Record]) -> Record | None:
-    """Return the first record whose first row accepted drafts of tokens, or else one that rejected some."""
-    drafted = [record for record in records if _row(record) is not None]
-    accepted = (record for record in drafted if (row := _row(record)) and row.accepted)
-    return next(accepted, drafted[0] if drafted else None)
+    """Return the record with the median share of drafted tokens in its first row; None where no tokens were drafted."""
+    rows = [(row.accepted / row.emitted, at) for at, record in enumerate(records) if (row := _row(record))]
+    return records[sorted(rows)[len(rows) // 2][1]] if rows else None
 
 
 def _row(record: Record) -> RowStats | None:

@@ -87,7 +87,7 @@ def test_rendering_is_stable_and_escapes(pair: tuple[dict[str, Any], dict[str, A
     assert render_comparison(found) == render_comparison(json.loads(json.dumps(found)))
     assert "<script" not in render_comparison(found)
     assert "<script" not in render_comparison_html(found)
-    assert "| early_exit | 1.62× \\[1.55–1.68\\] α 0.71 |" in render_comparison(found)
+    assert "| early exit | 1.62× \\[1.55–1.68\\] α 0.71 |" in render_comparison(found)
 
 
 def test_lines_over_steps_are_drawn() -> None:
