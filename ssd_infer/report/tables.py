@@ -337,7 +337,7 @@ def _speech(report: Report) -> Section:
     every = range(1, 99)
     table = _study(report, "", speech.SPEECH_HEAD, speech.speech_table(report), every, speech.NOTE).tables
     by_set = _study(report, "", head, sets, every).tables if sets else ()
-    return Section("Speech", (*table, *by_set), speech.doubt_line(report))
+    return Section("Speech", (*table, *by_set), speech.doubt_line(report) if table[0].rows else "")
 
 
 def carried(report: Report, *, plots: bool) -> list[Section]:
