@@ -108,7 +108,7 @@ def _best_tiles(row: Row) -> list[Tile]:
     rate = f"{number(speed['tokens_per_second'], 0)} /s"
     return [
         Tile(times(speed["speedup"]), f"speedup, 95 % {row_interval(row)}"),
-        Tile(readable(row["name"]), row_params(row)),
+        Tile(readable(row["name"]), row_params(row, 3)),
         Tile(verdict, "losslessness test"),
         Tile(rate, f"tokens; predicted {times(speed['predicted_speedup'])}"),
         Tile(number(acceptance["tau"]), f"tokens per verify, α {number(acceptance['alpha'])}"),
