@@ -95,7 +95,7 @@ def test_a_report_of_today_is_compared_with_an_old_one(
     }
     evaluate(EvalSettings(**wanted))
     assert compare_main([str(OLD / "text" / "report.json"), str(tmp_path / "new" / "report.json")]) == 0
-    assert "early_exit" in capsys.readouterr().out
+    assert "early exit" in capsys.readouterr().out
 
 
 def test_the_text_checkpoint_is_intact_and_decodes() -> None:
