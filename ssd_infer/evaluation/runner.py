@@ -25,6 +25,7 @@ from ssd_infer.evaluation.summary import absent_row
 from ssd_infer.evaluation.sweep import attach, sparse_sweep
 from ssd_infer.evaluation.verdict import verdict
 from ssd_infer.evaluation.vocabulary import check_ids
+from ssd_infer.evaluation.written import written
 from ssd_infer.report.schema import SCHEMA_VERSION
 from ssd_infer.report.write import check_writable, write_report, writing
 from ssd_infer.strategies.early_exit import exit_calibration as calibrate
@@ -84,6 +85,12 @@ def assemble(
             row["extra"]["grid"] = grid
         if row["name"] == "sparse_attention" and sweep:
             attach(row, sweep)
+    for section in sections:
+        names = [item.name for item in section.contenders if item.kind == "strategy" and not item.plain]
+        texts = written(section.found, names, bench.units, bench.tokenizer)
+        for row in strategies:
+            if row["name"] in texts:
+                row["extra"]["stream"] = texts[row["name"]]
     bench.notes += carry(strategies)
     return {
         "schema_version": SCHEMA_VERSION,

@@ -202,7 +202,7 @@ def _baselines(bench: EvalContext, sampling: Sampling) -> list[Contender]:
 def again(baseline: Contender, sampling: Sampling) -> Contender:
     """Return `baseline` a second time: how far the two seem apart is the noise of the report."""
     name = baseline.name.removesuffix(sampling.suffix) + AGAIN + sampling.suffix
-    return Contender(name, "again", baseline.decode)
+    return Contender(name, "again", baseline.decode, listener=baseline.listener)
 
 
 def _peers(bench: EvalContext, sampling: Sampling, field_: Candidates) -> list[Contender]:

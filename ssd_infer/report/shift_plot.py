@@ -6,7 +6,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from ssd_infer.report.format import number, percent, plain
+from ssd_infer.report.format import number, percent, plain, readable
 from ssd_infer.report.rows import Report, Row, is_sampled, ok_rows
 
 TITLE = "Acceptance when the text changes"
@@ -67,7 +67,7 @@ def draw_shift(report: Report) -> Figure | None:
         _mark_kinds(axes, panel[0]["extra"]["task_shift"])
         axes.set(ylim=(0, 1.12), ylabel="accepted ÷ drafted")
         axes.set_xlabel(f"new tokens of the stream, {'sampling' if is_sampled(panel[0]) else 'greedy'}")
-        axes.legend(loc="lower left", fontsize=8, ncols=len(panel))
+        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=8)
     figure.tight_layout()
     return figure
 
@@ -82,7 +82,13 @@ def _line(axes: Any, row: Row) -> None:
     colour = COLOURS.get(row["name"].split(":")[0], "#475569")
     across, up = zip(*points, strict=True)
     axes.plot(
-        across, up, marker="o", markersize=3.2, linewidth=1.6, color=colour, label=plain(row["name"])[:28]
+        across,
+        up,
+        marker="o",
+        markersize=3.2,
+        linewidth=1.6,
+        color=colour,
+        label=plain(readable(row["name"]))[:32],
     )
 
 

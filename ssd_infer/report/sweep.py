@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ssd_infer.report.format import bytes_text, number, percent, times
+from ssd_infer.report.format import bytes_text, number, percent, readable, times
 from ssd_infer.report.rows import Report
 
 SWEEP_HEAD = (
@@ -62,7 +62,7 @@ def draw_throughput(report: Report) -> Figure | None:
         _panel(axes, [cell for cell in cells if cell["context"] == context])
         axes.set_title(f"{context} tokens", fontsize=10.5)
     panels[0].set_ylabel("tokens per second")
-    panels[0].legend(loc="upper left", fontsize=8)
+    panels[-1].legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=8)
     return figure
 
 
@@ -71,7 +71,9 @@ def _panel(axes: Axes, cells: list[dict[str, Any]]) -> None:
         own = sorted((cell["batch"], cell["tokens_per_second"]) for cell in cells if cell["name"] == name)
         if own:
             across, up = zip(*own, strict=True)
-            axes.plot(across, up, marker="o", markersize=4.5, linewidth=1.8, color=colour, label=name)
+            axes.plot(
+                across, up, marker="o", markersize=4.5, linewidth=1.8, color=colour, label=readable(name)
+            )
     batches = sorted({cell["batch"] for cell in cells})
     axes.set_xticks(batches)
     axes.set_ylim(bottom=0)

@@ -7,6 +7,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ssd_infer.report.format import readable
 from ssd_infer.report.rows import Report
 
 ROWS = {
@@ -64,7 +65,7 @@ def _predicted(axes: Axes, curve: dict[str, Any]) -> None:
     axes.set(xlabel="predicted speedup", ylabel="word error rate (%)")
     axes.set_title(f"dev set, {curve['utterances']} utterances: predicted", fontsize=10.5)
     axes.set_ylim(bottom=0)
-    axes.legend(fontsize=8, loc="best")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=8)
 
 
 def _measured(axes: Axes, report: Report) -> None:
@@ -77,11 +78,13 @@ def _measured(axes: Axes, report: Report) -> None:
         if row["name"] in ROWS and row["status"] == "ok":
             label, colour, marker = ROWS[row["name"]]
             wer = 100 * row["extra"]["speech"]["wer"]
-            axes.scatter([row["speed"]["speedup"]], [wer], s=46, color=colour, marker=marker, label=label)
+            axes.scatter(
+                [row["speed"]["speedup"]], [wer], s=46, color=colour, marker=marker, label=readable(label)
+            )
     axes.set(xlabel="measured speedup, batch size 1", ylabel="word error rate (%)")
     axes.set_title("held-out sets: measured", fontsize=10.5)
     axes.set_ylim(bottom=0)
-    axes.legend(fontsize=8, loc="best")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=8)
 
 
 def _front(points: list[dict[str, Any]]) -> list[dict[str, Any]]:

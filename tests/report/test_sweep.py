@@ -55,7 +55,7 @@ def test_the_sweep_is_a_table_and_two_plots() -> None:
     validate(report)
     assert len(sweep_rows(report)) == 12
     text = render_markdown(report)
-    assert "| 4 | 2048 | sparse_attention | 68.0 | 6.80× | – | – | 90.0 MiB | pass |" in text
+    assert "| 4 | 2048 | sparse attention | 68.0 | 6.80× | – | – | 90.0 MiB | pass |" in text
     titles = [chart.title for chart in draw_charts(report)]
     assert titles[-2:] == ["Throughput at long contexts", "Acceptance against budget"]
     assert "Long contexts" in render_html(report)

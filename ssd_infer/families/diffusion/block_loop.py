@@ -11,6 +11,7 @@ states walked through are those of stepwise decoding.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -209,7 +210,9 @@ def _count(stats: RowStats, drafted: Sequence[State], moves: int) -> None:
 
 def _finish(run: Run, outputs: dict[int, list[int]], emit: Emit | None) -> None:
     """Hand out what is new, and drop the rows whose upcoming state ends them."""
+    run.stats.moments.append(time.perf_counter_ns())
     for lane in run.lanes:
+        lane.stats.arrived.append(max(0, lane.next.start - len(lane.canvas.prompt)))
         if emit is not None or lane.next.ended:
             output = lane.output()
             if emit is not None and len(output) > lane.sent:
@@ -217,7 +220,7 @@ def _finish(run: Run, outputs: dict[int, list[int]], emit: Emit | None) -> None:
                 lane.sent = len(output)
             if lane.next.ended:
                 outputs[lane.index] = output
-                lane.stats.emitted = len(output)
+                lane.stats.emitted = lane.stats.arrived[-1] = len(output)
     kept = [row for row, lane in enumerate(run.lanes) if not lane.next.ended]
     if len(kept) < len(run.lanes):
         run.lanes = [run.lanes[row] for row in kept]
