@@ -12,6 +12,7 @@ import torch
 
 import ssd_infer
 from ssd_infer.checkpoint import machine
+from ssd_infer.checkpoint.content import weights_digest
 from ssd_infer.engine.sampling import SamplingParams
 from ssd_infer.engine.sublayers import SkipSet
 from ssd_infer.engine.target import Target
@@ -312,8 +313,8 @@ def test_both_methods_search_on_the_same_ground(checkpoint: Path) -> None:
 
 def test_a_change_of_one_value_makes_other_weights(checkpoint: Path) -> None:
     model, again = (ssd_infer.load(checkpoint, device="cpu").model for _ in range(2))
-    first = store.fingerprint(model)
-    assert store.fingerprint(again) == first
+    first = weights_digest(model)
+    assert weights_digest(again) == first
     with torch.no_grad():
         model.get_parameter("model.layers.0.mlp.up_proj.weight")[3, 5] += 1e-3
-    assert store.fingerprint(model) != first
+    assert weights_digest(model) != first

@@ -52,7 +52,7 @@ class Balanced(Decoding):
             if drafting:
                 self._extend(drafting, logits)
             if verifying:
-                self._verify(verifying, logits)
+                self._commit_verified(verifying, logits)
         self.stats.total.forwards["target" if verifying else "draft"] += 1
 
     def _open(self) -> None:
@@ -100,7 +100,7 @@ class Balanced(Decoding):
             if probs is not None:
                 self.laws[part.row].append(probs[at])
 
-    def _verify(self, verifying: list[Segment], logits: Tensor) -> None:
+    def _commit_verified(self, verifying: list[Segment], logits: Tensor) -> None:
         """Accept what each verifying row drafted, commit it, and choose what its next round reads."""
         session = self.session
         counts = [len(part.ids) - 1 for part in verifying]
