@@ -22,11 +22,11 @@ from ssd_infer.config.evaluation import EvalSettings
 from ssd_infer.engine.target import Target
 from ssd_infer.evaluation import evaluate
 from ssd_infer.offload.offload import load_offloaded
-from ssd_infer.report import read_report
 from ssd_infer.report.format import readable
 from ssd_infer.report.html import render_html
 from ssd_infer.report.markdown import render_markdown
 from ssd_infer.report.rows import find_row
+from ssd_infer.report.write import read_report
 from ssd_infer.strategies.ctc_draft.saved_thresholds import thresholds_of
 from ssd_infer.strategies.skip_layers import saved_search as store
 

@@ -24,9 +24,12 @@ from ssd_infer.evaluation.budget import Budget
 from ssd_infer.evaluation.measure import Unit
 from ssd_infer.evaluation.strategies import check_draft, find_target
 from ssd_infer.evaluation.vocabulary import check_ids
+from ssd_infer.offload.offload import evaluation_model
 
 Say = Callable[[str], None]
 CALIBRATION_PROMPTS, SHIFT_STREAMS = 6, 6
+SHIFT_TOKENS = 96
+"""Least new tokens a kind of text gets along a stream of task_shift; below that a search has no time."""
 
 
 @dataclass(slots=True)
@@ -104,11 +107,9 @@ def open_context(settings: EvalSettings, say: Say) -> EvalContext:
 
 def _longest(bench: EvalContext) -> int:
     """Return the tokens of the longest text this run decodes, prompt included."""
-    from ssd_infer.evaluation.shift import FEWEST_TOKENS
-
     new = bench.settings.max_new_tokens
     prompts = [len(prompt) + new for task in bench.tasks for prompt in task.prompts]
-    turns = [sum(len(turn) + max(new, FEWEST_TOKENS) for turn in stream) for stream in bench.shift]
+    turns = [sum(len(turn) + max(new, SHIFT_TOKENS) for turn in stream) for stream in bench.shift]
     return max([*prompts, *turns, *(context + new for context in bench.settings.contexts)])
 
 
@@ -127,8 +128,6 @@ def _load(settings: EvalSettings) -> Loaded:
     """Load the checkpoint, its experts on disk if only a share of them may be in memory."""
     if not settings.expert_budget:
         return ssd_infer.load(settings.checkpoint, dtype=settings.dtype, device=settings.device)
-    from ssd_infer.offload.offload import evaluation_model
-
     device = None if settings.device == "auto" else settings.device
     return evaluation_model(settings.checkpoint, settings.expert_budget, settings.dtype, device)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-OPENING, QUALITY, GRID, SETTLING, LAW, CLOSING = 0.03, 0.02, 0.06, 0.16, 0.08, 0.03
+OPENING, QUALITY, GRID, PREPARING, LAW, CLOSING = 0.03, 0.02, 0.06, 0.16, 0.08, 0.03
 """Shares of the limit for loading, the quality of exits, their grid, the choice of parameters, tests of the sampled
 law, and writing. Everything else, above 60 %, goes to measuring."""
 SWEEP, SHIFT = 0.4, 0.1
@@ -66,15 +66,15 @@ def deal(greedy: Sequence[bool], sweep: bool = False, shift: bool = False) -> di
     """Return phase → share of the limit by which it is done, in order; each phase may begin early, none ends late.
 
     `greedy` tells for every setting whether it decodes greedily, which needs no test of a sampled law. Phases of
-    setting n are called `settle n`, `measure n`, `law n` and `shift n`.
+    setting n are called `prepare n`, `measure n`, `law n` and `shift n`.
     """
     count, sampled = len(greedy), [not plain for plain in greedy]
     law = LAW * min(1, sum(sampled))
-    measuring = 1.0 - OPENING - QUALITY - GRID - SETTLING - law - CLOSING
+    measuring = 1.0 - OPENING - QUALITY - GRID - PREPARING - law - CLOSING
     swept, streams = measuring * SWEEP * sweep, measuring * SHIFT * shift
     parts = {"opening": OPENING, "quality": QUALITY, "grid": GRID, "sweep": swept}
     for number, draws in enumerate(sampled):
-        parts[f"settle {number}"] = SETTLING / count
+        parts[f"prepare {number}"] = PREPARING / count
         parts[f"measure {number}"] = (measuring - swept - streams) / count
         parts[f"law {number}"] = law * draws / max(1, sum(sampled))
         parts[f"shift {number}"] = streams / count

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+import ssd_infer
 from ssd_infer import errors
 from ssd_infer.engine.clock import synchronise
 from ssd_infer.engine.stats import Stats
@@ -106,7 +107,6 @@ def ours(
 
     Rules of the model's generation config are off, as they are for everyone it is compared with.
     """
-    import ssd_infer
 
     def decode(prompts: Prompts, max_new_tokens: int, seed: int) -> tuple[list[list[int]], Stats | None]:
         out = ssd_infer.generate(

@@ -77,10 +77,10 @@ def measure_cell(
         found[THEIRS] = Measured(THEIRS, batch, context)
         calls[THEIRS] = lambda into: _theirs(filled, theirs, into)
     for name, raw in drafts.items():
-        settled = SparseAttention.settle(filled.target, raw, filled.prompts, do_sample=False)
-        params = {} if settled.params is None else asdict(settled.params)
-        found[name] = Measured(name, batch, context, params, settled.note)
-        calls[name] = _draft_call(filled, new_tokens, settled.params)
+        resolved = SparseAttention.prepare(filled.target, raw, filled.prompts, do_sample=False)
+        params = {} if resolved.params is None else asdict(resolved.params)
+        found[name] = Measured(name, batch, context, params, resolved.note)
+        calls[name] = _draft_call(filled, new_tokens, resolved.params)
     names = list(calls)
     for repeat in range(repeats):
         start = repeat % len(names)

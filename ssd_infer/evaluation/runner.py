@@ -51,7 +51,7 @@ def evaluate(settings: EvalSettings, say: Say | None = None) -> dict[str, Any]:
         ends = deal([not t for t in settings.temperatures], bool(settings.contexts), bool(bench.shift))
         moments = {phase: bench.budget.deadline(share) for phase, share in ends.items()}
         quality = _quality(bench, moments["quality"])
-        grid = _grid(bench, moments["grid"], moments["settle 0"].part(CALIBRATION_SHARE))
+        grid = _grid(bench, moments["grid"], moments["prepare 0"].part(CALIBRATION_SHARE))
         sweep = sparse_sweep(bench, moments["sweep"])
         sections = _sections(bench, moments)
         report = assemble(bench, sections, quality, grid, sweep)
@@ -106,12 +106,12 @@ def assemble(
 
 
 def _sections(bench: EvalContext, moments: Mapping[str, Deadline]) -> list[Section]:
-    """Settle, time and judge every setting, each phase done by its moment: the limit must not be spent by the first."""
+    """Resolve, time and judge every setting, each phase done by its moment, lest the first spend the whole limit."""
     settings = bench.settings
     sections = []
     for number, t in enumerate(settings.temperatures):
         sampling = Sampling(float(t), settings.top_k, settings.top_p) if t else Sampling()
-        section = run_section(bench, sampling, moments[f"settle {number}"], moments[f"measure {number}"])
+        section = run_section(bench, sampling, moments[f"prepare {number}"], moments[f"measure {number}"])
         judge(bench, section, moments[f"law {number}"])
         _shift(bench, section, moments[f"shift {number}"])
         sections.append(section)

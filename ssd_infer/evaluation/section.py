@@ -51,8 +51,8 @@ class Section:
     """Additions to a strategy row's `extra`, by name."""
 
 
-def run_section(bench: EvalContext, sampling: Sampling, settling: Deadline, deadline: Deadline) -> Section:
-    """Line up all contenders at one sampling setting, done by `settling`, and time them until `deadline`."""
+def run_section(bench: EvalContext, sampling: Sampling, resolving: Deadline, deadline: Deadline) -> Section:
+    """Choose all contenders at one sampling setting, done by `resolving`, and time them until `deadline`."""
     settings = bench.settings
     bench.say("choosing parameters, searching where a strategy needs it")
     field_ = select_candidates(
@@ -64,7 +64,7 @@ def run_section(bench: EvalContext, sampling: Sampling, settling: Deadline, dead
         bench.calibration,
         search_seconds(settings),
         settings.batch_size,
-        settling,
+        resolving,
     )
     peers = _peers(bench, sampling, field_) if settings.peers else []
     contenders = [*_baselines(bench, sampling), *field_.contenders, *peers]
@@ -95,7 +95,7 @@ def run_section(bench: EvalContext, sampling: Sampling, settling: Deadline, dead
     return section
 
 
-def _broken_baselines(bench: Bench, contenders: list[Contender]) -> list[str]:
+def _broken_baselines(bench: EvalContext, contenders: list[Contender]) -> list[str]:
     """Say why plain decoding failed, by whom; of a model refused by name the rows say it already."""
     failed = [item for item in contenders if item.kind == "baseline" and item.failure is not None]
     return [f"{item.name} failed: {item.failure}" for item in failed if item.failure != bench.target]

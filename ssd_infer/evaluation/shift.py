@@ -11,21 +11,19 @@ from ssd_infer.engine.sampling import Sampler, SamplingParams
 from ssd_infer.engine.stats import Stats
 from ssd_infer.engine.target import Target
 from ssd_infer.engine.turns import decode_turns
-from ssd_infer.evaluation.bench import EvalContext
+from ssd_infer.evaluation.bench import SHIFT_TOKENS, EvalContext
 from ssd_infer.evaluation.budget import Deadline
 from ssd_infer.evaluation.contenders import Sampling
 from ssd_infer.strategies import registry as drafts
 from ssd_infer.strategies.base import DraftParams
 from ssd_infer.strategies.info import row_name
 from ssd_infer.strategies.skip_layers.dp import search_dp
-from ssd_infer.strategies.skip_layers.skip_set import SkipSetParams
+from ssd_infer.strategies.skip_layers.skip_params import SkipSetParams
 from ssd_infer.tuning.calibration_text import write_calibration_set
 from ssd_infer.tuning.sublayer_costs import cached_sublayer_costs
 
 BIN = 16
 """New tokens in a bin of the curve."""
-FEWEST_TOKENS = 96
-"""Least new tokens a kind of text gets; below that a search has no time."""
 FOUND_ON = KINDS[0]
 
 
@@ -48,7 +46,7 @@ def shift_study(bench: EvalContext, sampling: Sampling, deadline: Deadline) -> d
         return {}
     drawing = SamplingParams(not sampling.greedy, sampling.temperature or 1.0, sampling.top_k, sampling.top_p)
     ways = _ways(bench, target, drawing)
-    per_turn = max(FEWEST_TOKENS, bench.settings.max_new_tokens)
+    per_turn = max(SHIFT_TOKENS, bench.settings.max_new_tokens)
     found: dict[str, list[Stats]] = {way.draft: [] for way in ways}
     for index, stream in enumerate(bench.shift):
         if index and deadline.passed:
@@ -78,16 +76,16 @@ def _offline(bench: EvalContext, target: Target, drawing: SamplingParams) -> Way
     prompts = [stream[0] for stream in shift_streams(bench.tokenizer, 4, width, seed=1, split="validation")]
     material = write_calibration_set(target, prompts, drawing)
     found = search_dp(material, cached_sublayer_costs(target, width + 24, drawing.do_sample))
-    outlook = found.outlook
+    prediction = found.prediction
     params = SkipSetParams(
         sorted(found.skips.attention),
         sorted(found.skips.mlp),
-        outlook.gamma,
-        outlook.confidence,
-        aim=round(outlook.alpha, 4),
+        prediction.gamma,
+        prediction.confidence,
+        aim=round(prediction.alpha, 4),
         guard=0.0,
     )
-    return Way("skip_set", params, f"found on {FOUND_ON}, {outlook.describe()}")
+    return Way("skip_set", params, f"found on {FOUND_ON}, {prediction.describe()}")
 
 
 def _facts(found: Sequence[Stats], way: Way, per_turn: int) -> dict[str, Any]:

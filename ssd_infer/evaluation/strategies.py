@@ -38,7 +38,7 @@ class Candidates:
     predicted: dict[str, float] = field(default_factory=dict)
     """Speedup each drafter expected of its `auto` choice, by contender name."""
     searches: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """What settling a strategy searched, and what that took, by contender name."""
+    """What resolving a strategy searched, and what that took, by contender name."""
 
 
 def find_target(model: nn.Module) -> Target | str:
@@ -83,7 +83,7 @@ def select_candidates(
     batch_size: int = 0,
     deadline: Deadline | None = None,
 ) -> Candidates:
-    """Settle every strategy's parameters on `calibration` prompts; one that raises becomes a failed row.
+    """Resolve every strategy's parameters on `calibration` prompts; one that raises becomes a failed row.
 
     `search_seconds` bounds each search whose own bound is `auto`. A strategy whose `auto` goes by the batch is shown
     `batch_size` of the prompts, repeated where they are fewer; 0 shows it all. Each may take half of what is left until
@@ -112,7 +112,7 @@ def select_candidates(
             bounded = _bounded(strategy, given, min(search_seconds, 0.5 * turn.left))
             shown = _batch(calibration, batch_size) if strategy.by_batch else calibration
             entry = Entry(row, info.name, bounded, by_hand=bool(given), alone=row_name(wanted) == info.row)
-            _settle(found, model, target, entry, sampling, shown, turn)
+            _prepare(found, model, target, entry, sampling, shown, turn)
     if not sampling.greedy:  # a greedy row of the same name already says why
         found.absent = [row for row in found.absent if row.status == "failed" or row.here]
     return found
@@ -139,7 +139,7 @@ def _bounded(strategy: type[Strategy], raw: dict[str, Any], search_seconds: floa
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A strategy about to be settled: its row, its drafter, and parameters, which may be given `by_hand`."""
+    """A strategy about to be resolved: its row, its drafter, and parameters, which may be given `by_hand`."""
 
     row: str
     draft: str
@@ -149,7 +149,7 @@ class Entry:
     """Whether no other strategy was asked for."""
 
 
-def _settle(
+def _prepare(
     found: Candidates,
     model: nn.Module,
     target: Target,
@@ -172,7 +172,7 @@ def _settle(
     except ConfigError:
         raise
     except OutOfTime:
-        found.absent.append(Absent(row, "not_applicable", _unsettled(entry, given), here=True))
+        found.absent.append(Absent(row, "not_applicable", _unresolved(entry, given), here=True))
         return
     except Exception as error:  # noqa: BLE001  one strategy that fails must not cost the others their rows
         found.absent.append(Absent(row, "failed", one_line(error)))
@@ -184,7 +184,7 @@ def _settle(
         found.predicted[row] = resolved.predicted_speedup
 
 
-def _unsettled(entry: Entry, seconds: float) -> str:
+def _unresolved(entry: Entry, seconds: float) -> str:
     remedy = "give its parameters" if entry.alone else f"ask for draft={entry.draft} alone"
     return f"{UNSETTLED} ({seconds:.1f} s); raise max_minutes, or {remedy}"
 

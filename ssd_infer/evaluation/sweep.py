@@ -34,7 +34,7 @@ def sparse_sweep(bench: EvalContext, deadline: Deadline) -> dict[str, Any]:
     contexts, batches = bench.settings.contexts, bench.settings.batches
     if not contexts:
         return {}
-    reason = _why_not(bench)
+    reason = _unsupported(bench)
     if reason is not None or not isinstance(bench.target, Target):
         return {"reason": reason}
     cells: list[dict[str, Any]] = []
@@ -84,7 +84,7 @@ def _tried(bench: EvalContext, what: str, measure: Callable[[], list[_Item]]) ->
         return []
 
 
-def _why_not(bench: EvalContext) -> str | None:
+def _unsupported(bench: EvalContext) -> str | None:
     if isinstance(bench.target, str):
         return bench.target
     if bench.tokenizer is None:

@@ -31,7 +31,7 @@ from ssd_infer.evaluation.budget import Budget, Deadline
 from ssd_infer.evaluation.contenders import Contender, Sampling, ours
 from ssd_infer.evaluation.distribution import SETTINGS, judge_sampling
 from ssd_infer.evaluation.transformers_side import hf_baseline
-from ssd_infer.report import exit_code
+from ssd_infer.report.rows import exit_code
 from ssd_infer.strategies.early_exit.early_exit import EarlyExit
 from ssd_infer.strategies.info import StrategyInfo
 from tests.conftest import ModelFactory, build_model

@@ -23,7 +23,7 @@ from ssd_infer.evaluation.peak import PeakMemory
 from ssd_infer.evaluation.prefilled import Prefilled, prefill, prefill_once, room_for
 from ssd_infer.evaluation.strategies import select_candidates
 from ssd_infer.strategies.base import Resolved
-from ssd_infer.strategies.sparse_attention import sparse_calibration as settle
+from ssd_infer.strategies.sparse_attention import sparse_attention as strategy
 from tests.conftest import ModelFactory
 from tests.scripts import load_script
 
@@ -243,7 +243,7 @@ def test_automatic_settings_are_those_of_the_timed_batch(
         seen.append(prompts)
         return Resolved(None)
 
-    monkeypatch.setattr(settle, "settle_sparse", resolve_sparse_attention)
+    monkeypatch.setattr(strategy, "resolve_sparse_attention", resolve_sparse_attention)
     model = tiny_model()
     rows = [*prompts_of(2, 9), *prompts_of(1, 30)]
     for size in (1, 4):

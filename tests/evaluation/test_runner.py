@@ -19,11 +19,13 @@ from ssd_infer.config.evaluation import EvalSettings
 from ssd_infer.errors import CheckpointError, ConfigError, DataError, OutputError
 from ssd_infer.evaluation import evaluate, runner, section
 from ssd_infer.evaluation.series import evaluate_run, find_checkpoints
-from ssd_infer.report import exit_code, read_report, validate
-from ssd_infer.report.rows import gains, noise_rows, plain_rows
+from ssd_infer.report.rows import exit_code, gains, noise_rows, plain_rows
+from ssd_infer.report.schema import validate
+from ssd_infer.report.write import read_report
 from ssd_infer.strategies.base import Resolved
-from ssd_infer.strategies.early_exit.early_exit import EarlyExit, EarlyExitParams
+from ssd_infer.strategies.early_exit.early_exit import EarlyExit
 from ssd_infer.strategies.early_exit.exit_calibration import ExitProfile
+from ssd_infer.strategies.early_exit.exit_params import EarlyExitParams
 from ssd_infer.strategies.skip_layers import SKIP_SET, SWIFT
 from tests.conftest import build_model
 from tests.registered import know_only
@@ -520,7 +522,7 @@ def test_series_skips_what_is_reported_and_compares(
             "weights_sha256": weights_sha256(wanted.checkpoint),
             "step": 10,
         }
-        from ssd_infer.report import write_report
+        from ssd_infer.report.write import write_report
 
         write_report(report, Path(str(wanted.out)))
         return report

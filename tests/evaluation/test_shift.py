@@ -62,7 +62,7 @@ def test_answers_belong_to_their_questions() -> None:
 @pytest.fixture
 def studied(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     model = prepare(build_model(layers=5, vocab_size=256, max_position_embeddings=1024), 5)
-    monkeypatch.setattr(shift, "FEWEST_TOKENS", 20)
+    monkeypatch.setattr(shift, "SHIFT_TOKENS", 20)
     settings = EvalSettings(checkpoint="-", samples=2, max_new_tokens=20, prompt_tokens=24)
     streams = shift_streams(Bytes(), 2, 24, seed=0)
     one = EvalContext(

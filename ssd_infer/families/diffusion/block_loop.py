@@ -153,7 +153,7 @@ def decode(run: Run, emit: Emit | None = None) -> list[list[int]]:
 
 
 def _draft(run: Run) -> list[list[State]]:
-    """Return the states each row foresees, its upcoming one first."""
+    """Return the states each row drafts, its upcoming one first."""
     if run.drafter is None:
         return [[lane.next] for lane in run.lanes]
     gamma = run.drafter.gamma
@@ -162,7 +162,7 @@ def _draft(run: Run) -> list[list[State]]:
 
 
 def _verify(run: Run, drafts: Sequence[Sequence[State]], counted: bool = False) -> None:
-    """Evaluate the foreseen states, walk every row along STEP through them, and keep what it has finished."""
+    """Evaluate the drafted states, walk every row along STEP through them, and keep what it has finished."""
     lists = [[state for state in states if not state.ended] for states in drafts]
     found = run.evaluate(lists)
     readings = _readings(run, found, lists)
@@ -178,7 +178,7 @@ def _verify(run: Run, drafts: Sequence[Sequence[State]], counted: bool = False) 
             _count(lane.stats, drafts[row], moves + (upcoming.ended and upcoming in drafts[row]))
         _keep(run, row, lane, states[at])
     run.last = found
-    run.memory.settle()
+    run.memory.finish_round()
 
 
 def _readings(run: Run, found: Pass, lists: Sequence[Sequence[State]]) -> list[list[Reading]]:

@@ -56,7 +56,7 @@ class TranscribeOutput:
     segments: list[list[SegmentText]] = field(default_factory=list)
     draft: str | None = None
     draft_params: dict[str, Any] = field(default_factory=dict)
-    """Parameters of the draft, every `auto` settled."""
+    """Parameters of the draft, every `auto` resolved."""
 
 
 def transcribe(

@@ -6,42 +6,17 @@ serves both, and the verify pass runs those layers only for the last drafted tok
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import cast
 
 from torch import Tensor
 
 from ssd_infer.engine.session import Session
 from ssd_infer.engine.target import Target
-from ssd_infer.errors import Problem
-from ssd_infer.strategies.base import Auto, DraftParams, Resolved, at_least
+from ssd_infer.strategies.base import DraftParams, Resolved
 from ssd_infer.strategies.early_exit import EARLY_EXIT
+from ssd_infer.strategies.early_exit.exit_calibration import resolve_early_exit
+from ssd_infer.strategies.early_exit.exit_params import EarlyExitParams
 from ssd_infer.strategies.stepwise import Stepwise
-
-
-@dataclass(slots=True)
-class EarlyExitParams(DraftParams):
-    """Where to exit, how many tokens to draft, and the confidence below which a row stops drafting."""
-
-    exit_layer: int | Auto = "auto"
-    gamma: int | Auto = "auto"
-    confidence: float | Auto = "auto"
-
-    def problems(self, target: Target | None) -> list[Problem]:
-        """Check 1 <= exit_layer < L, gamma >= 1 and 0 <= confidence < 1."""
-        found = at_least("exit_layer", self.exit_layer, 1) + at_least("gamma", self.gamma, 1)
-        if target is not None and isinstance(self.exit_layer, int) and self.exit_layer >= target.num_layers:
-            rule = f"must be < {target.num_layers}, the layers of this model"
-            found.append(
-                Problem(
-                    "draft_params.exit_layer", rule, self.exit_layer, f"try {max(1, target.num_layers // 4)}"
-                )
-            )
-        if self.confidence != "auto" and not 0 <= self.confidence < 1:
-            found.append(
-                Problem("draft_params.confidence", "must be in [0, 1)", self.confidence, "0 turns it off")
-            )
-        return found
 
 
 class EarlyExit(Stepwise):
@@ -53,10 +28,10 @@ class EarlyExit(Stepwise):
     def __init__(self, session: Session, params: DraftParams) -> None:
         """Bind to `session`; `params` must have no `auto` left."""
         super().__init__(session, params)
-        settled = cast(EarlyExitParams, params)
-        self.exit_layer = self.resume_layer = int(settled.exit_layer)
-        self.gamma = int(settled.gamma)
-        self.confidence = 0.0 if settled.confidence == "auto" else settled.confidence
+        resolved = cast(EarlyExitParams, params)
+        self.exit_layer = self.resume_layer = int(resolved.exit_layer)
+        self.gamma = int(resolved.gamma)
+        self.confidence = 0.0 if resolved.confidence == "auto" else resolved.confidence
 
     def step(self, token: Tensor, offset: int) -> Tensor:
         """Run the first E layers on one `token` `(B,)` a row; return exit states `(B, 1, d)`."""
@@ -83,6 +58,4 @@ class EarlyExit(Stepwise):
         cls, target: Target, params: DraftParams, prompts: list[list[int]], do_sample: bool
     ) -> Resolved:
         """Choose E and γ by predicted speedup on a calibration of `prompts`; plain decoding when none exceeds 1."""
-        from ssd_infer.strategies.early_exit.exit_calibration import resolve_early_exit
-
         return resolve_early_exit(target, cast(EarlyExitParams, params), prompts, do_sample)

@@ -19,9 +19,11 @@ from ssd_infer.errors import Problem
 from ssd_infer.strategies.base import Auto, DraftParams, Resolved, at_least
 from ssd_infer.strategies.early_exit import EARLY_EXIT_DEL
 from ssd_infer.strategies.early_exit.early_exit import EarlyExit
+from ssd_infer.strategies.early_exit.exit_calibration import cached_profile
 from ssd_infer.strategies.early_exit.shadow import Choice, Shadows, up_to_first_mismatch
 from ssd_infer.strategies.stepwise import Stepwise
 from ssd_infer.tuning.calibration_text import choices, compare, gather
+from ssd_infer.tuning.race import SURE, least_running, measured_speedup
 from ssd_infer.tuning.sublayer_costs import cached_sublayer_costs
 
 _HEAD_ELEMENTS = 1 << 25
@@ -182,12 +184,9 @@ class EarlyExitDel(Stepwise):
 
         Following the text costs a little more than a fixed exit, so a prediction that is not high is put to a race.
         """
-        from ssd_infer.strategies.early_exit.exit_calibration import cached_profile
-        from ssd_infer.tuning.race import SURE, least_running, measured_speedup
-
-        settled = cast(EarlyExitDelParams, params)
+        resolved = cast(EarlyExitDelParams, params)
         cached_sublayer_costs(target, max(map(len, prompts)) + 32, do_sample)
-        if settled.guard != "auto":
+        if resolved.guard != "auto":
             return Resolved(params)
         best = cached_profile(target, prompts, do_sample).best()
         if best.speedup < 1.0:
@@ -195,13 +194,13 @@ class EarlyExitDel(Stepwise):
             note = f"plain decoding: the best predicted speedup of any exit is {best.speedup:.2f} ({chosen})"
             return Resolved(None, note, best.speedup)
         if best.speedup >= SURE:
-            return Resolved(replace(settled, guard=1.0))
+            return Resolved(replace(resolved, guard=1.0))
         measured = measured_speedup(target, cls, params, prompts, do_sample)
         if measured < 1.0:
             note = f"plain decoding: predicted {best.speedup:.2f}×, measured {measured:.2f}×"
             return Resolved(None, note, best.speedup)
         least = round(least_running(best.speedup, measured), 3)
-        return Resolved(replace(settled, guard=least), f"measured {measured:.2f}×", measured)
+        return Resolved(replace(resolved, guard=least), f"measured {measured:.2f}×", measured)
 
     @classmethod
     def max_draft(cls, params: DraftParams) -> int:

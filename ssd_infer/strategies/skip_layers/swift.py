@@ -36,7 +36,7 @@ HELD_AFTER, PROMISING = 2, 1.5
 for a better one go on at its full share."""
 WINDOWS = (32, 24, 16, 8)
 """Lengths of the context."""
-FORESEEN = 512
+EXPECTED_TOKENS = 512
 """Tokens still to come that searching may count on: a stream may end long before its limit."""
 
 
@@ -195,14 +195,14 @@ class Swift(ViewDraft):
 
     def _adopt(self, episode: Episode) -> None:
         """Draft with the episode's best set from now on, or not at all if even that is expected to lose."""
-        outlook, skips = episode.outlook, episode.best
-        if outlook is None or skips is None or outlook.speedup < self.params.worth:
+        prediction, skips = episode.prediction, episode.best
+        if prediction is None or skips is None or prediction.speedup < self.params.worth:
             self.gain = None
             return
         self.use(skips)
-        self.confidence = outlook.confidence
-        self.gain = RunningGain(outlook.tau - 1, outlook.drafted)
-        self.drop, self.reach = AcceptanceDrop(), Reach(outlook.gamma, outlook.tau - 1)
+        self.confidence = prediction.confidence
+        self.gain = RunningGain(prediction.tau - 1, prediction.drafted)
+        self.drop, self.reach = AcceptanceDrop(), Reach(prediction.gamma, prediction.tau - 1)
         self._learned = 0
 
     def _switch_off(self) -> None:
@@ -216,7 +216,7 @@ class Swift(ViewDraft):
         held = self._learned >= HELD_AFTER and self.speedup >= 1.0
         fruitful = self.gain is not None and (held or self.speedup >= PROMISING)
         share = self.params.share if fruitful else min(self.params.share, self.params.fruitless)
-        ahead = min(FORESEEN, max(row.remaining for row in self.session.rows))
+        ahead = min(EXPECTED_TOKENS, max(row.remaining for row in self.session.rows))
         left = self.costs.whole.plain * ahead
         return self._budget.affords(seconds, share, left)
 
