@@ -38,7 +38,7 @@ from ssd_infer.offload.files import EXPERTS, read_index
 from ssd_infer.offload.offload import FOLDER, load_offloaded, make_store, resident_of
 from ssd_infer.offload.resident import ResidentSet
 from ssd_infer.strategies.reduced_experts.expert_calibration import make_profile
-from ssd_infer.strategies.reduced_experts.reduced_experts import ReducedExpertsParams
+from ssd_infer.strategies.reduced_experts.expert_params import ReducedExpertsParams
 
 console = Console(width=140)
 PLAIN = ("lru", "lfu")
@@ -105,7 +105,7 @@ class Runner:
         return self.tokens / sum(part.seconds for part in self.totals)
 
 
-def settled(runner: Runner, prompts: list[list[int]]) -> Runner:
+def resolved(runner: Runner, prompts: list[list[int]]) -> Runner:
     """Calibrate a drafting runner on prompts that are not measured."""
     if runner.draft is None:
         return runner
@@ -146,7 +146,7 @@ def select_candidates(
         resident = resident_of(Target.of(loaded.model).layers)
         assert resident is not None
         runners.append(
-            settled(
+            resolved(
                 Runner(name, loaded, resident, draft, given | params if draft else {}, do_sample=args.sample),
                 calibration,
             )

@@ -163,7 +163,12 @@ def fill(arguments: argparse.Namespace) -> None:
             room = room_for(specs.values())
             filled = Prefilled(target, filled_rows, batch, arguments.new_tokens, room)
             cell = measure_cell(
-                filled, specs, arguments.new_tokens, arguments.repeats, arguments.their_tokens
+                SparseAttention,
+                filled,
+                specs,
+                arguments.new_tokens,
+                arguments.repeats,
+                arguments.their_tokens,
             )
             rows = cell_report(cell, filled.slot_bytes, torch.finfo(target.dtype).bits >= 32)
             show(rows)

@@ -192,17 +192,17 @@ def progress(options: Options) -> Iterator[tuple[Callable[[str], None], Watch]]:
 def show(found: SearchResult, options: Options) -> None:
     """Print the result."""
     table = Table(title=f"Skip set of {options.checkpoint}", show_header=False)
-    outlook = found.outlook
+    prediction = found.prediction
     rows = {
         "method": f"{found.method}, {found.trials} candidates in {found.seconds:.1f} s",
         "skip_attention": str(sorted(found.skips.attention)),
         "skip_mlp": str(sorted(found.skips.mlp)),
-        "γ, threshold": f"{outlook.gamma}, {outlook.confidence:g}",
-        "acceptance α": f"{outlook.alpha:.3f} of {outlook.drafted:.2f} drafts a round",
-        "draft cost c": f"{outlook.c:.3f} of a plain step",
-        "verify cost": f"{outlook.verify_ratio:.3f} of a plain step",
-        "predicted speedup": f"{outlook.speedup:.3f}"
-        + ("" if outlook.speedup > 1 else "  (draft=skip_set will decode plainly)"),
+        "γ, threshold": f"{prediction.gamma}, {prediction.confidence:g}",
+        "acceptance α": f"{prediction.alpha:.3f} of {prediction.drafted:.2f} drafts a round",
+        "draft cost c": f"{prediction.c:.3f} of a plain step",
+        "verify cost": f"{prediction.verify_ratio:.3f} of a plain step",
+        "predicted speedup": f"{prediction.speedup:.3f}"
+        + ("" if prediction.speedup > 1 else "  (draft=skip_set will decode plainly)"),
     }
     for name, value in rows.items():
         table.add_row(name, value)
@@ -211,7 +211,7 @@ def show(found: SearchResult, options: Options) -> None:
 
 def compare(dp: SearchResult, bayes: SearchResult) -> None:
     """Print what dynamic programming gets of the Bayesian optimum, and in which share of its time."""
-    worth = dp.outlook.speedup / bayes.outlook.speedup
+    worth = dp.prediction.speedup / bayes.prediction.speedup
     time = dp.seconds / bayes.seconds
     Console(highlight=False).print(
         f"dp: {100 * worth:.1f} % of the predicted speedup of bayes in {100 * time:.1f} % of its time "

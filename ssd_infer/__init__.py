@@ -7,6 +7,7 @@ out = ssd_infer.generate(model, [[1, 2, 3]], draft="early_exit", max_new_tokens=
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ssd_infer.version import __version__
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     """Import on first use: reading a configuration must not cost an import of torch."""
-    from importlib import import_module
-
     if name == "transcribe":  # a module that can be called: importing it binds the same name
         return import_module("ssd_infer.transcribe")
     if name not in _EXPORTS:

@@ -19,7 +19,7 @@ from rich.text import Text
 from ssd_infer.cli.console import print_error
 from ssd_infer.errors import SSDError
 from ssd_infer.report.comparison import compare
-from ssd_infer.report.comparison_text import render_comparison, terminal_tables
+from ssd_infer.report.comparison_text import render_comparison, terminal_tables, worse_lines
 from ssd_infer.report.format import plain
 from ssd_infer.report.write import dump_json, read_report, write_text, writing
 
@@ -46,7 +46,7 @@ def show(comparison: dict[str, Any], console: Console | None = None) -> None:
     for table in terminal_tables(comparison):
         console.print(table)
         console.print()
-    for line in comparison["regressions"]:
+    for line in worse_lines(comparison):
         console.print(Text(f"worse: {plain(line)}", style="bold red"), soft_wrap=True)
     if not comparison["regressions"]:
         console.print(Text("nothing got worse", style="green"))

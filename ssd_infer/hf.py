@@ -20,6 +20,7 @@ from ssd_infer.engine.request import read_draft
 from ssd_infer.errors import ConfigError, Problem
 from ssd_infer.strategies import registry as drafts
 from ssd_infer.strategies.base import Strategy
+from ssd_infer.strategies.early_exit.bundle import bundle
 
 
 def hf_generate(
@@ -64,8 +65,6 @@ def write_custom_generate(checkpoint: str | Path, draft_params: Mapping[str, Any
 
     `draft_params` become its defaults. Returns the file. The file needs torch and transformers only.
     """
-    from ssd_infer.strategies.early_exit.bundle import bundle
-
     folder = Path(checkpoint) / "custom_generate"
     folder.mkdir(exist_ok=True)
     path = folder / "generate.py"

@@ -12,6 +12,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from ssd_infer.cli.console import print_error
+from ssd_infer.errors import DataError
+
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
@@ -43,10 +46,8 @@ def run(cfg: DictConfig) -> int:
     """Transcribe as `cfg` says; return 0 if every file could be used."""
     settings = settings_of(cfg)
     from ssd_infer.checkpoint.load import load
-    from ssd_infer.cli.console import print_error
     from ssd_infer.cli.show import show, show_not_tried
     from ssd_infer.engine.devices import check_device
-    from ssd_infer.errors import DataError
     from ssd_infer.families.speech.audio import find_audio, not_tried
     from ssd_infer.strategies.ctc_draft.transcription import transcribe
 

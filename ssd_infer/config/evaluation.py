@@ -17,6 +17,8 @@ from ssd_infer.config.checks import Checks, suggest
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
+LAST_SEED = 2**32 - 1
+"""Numpy, which transformers seeds as well, takes none above it."""
 TASKS = ("auto", "stdlib_prose", "stdlib_code", "long_continuation", "copy", "needle", "task_shift")
 
 
@@ -123,8 +125,9 @@ def validate(settings: EvalSettings, checks: Checks) -> None:
     check_protocol(settings, checks)
     for key in ("prompt_tokens", "batch_size"):
         checks.at_least(key, getattr(settings, key), 1)
-    for key in ("threads", "seed", "top_k", "search_seconds"):
+    for key in ("threads", "top_k", "search_seconds"):
         checks.at_least(key, getattr(settings, key), 0)
+    checks.within("seed", settings.seed, 0, LAST_SEED)
     checks.within("expert_budget", settings.expert_budget, 0, 1)
     checks.require(len(settings.batches) > 0, "batches", "must not be empty", [], "try [1,4]")
     for key in ("contexts", "batches"):

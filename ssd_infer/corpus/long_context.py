@@ -7,6 +7,7 @@ from typing import Any
 
 from ssd_infer.corpus.marks import own_marks
 from ssd_infer.corpus.stdlib import Document, Kind, Split, documents
+from ssd_infer.corpus.tokens import tokenize
 from ssd_infer.errors import DataError
 
 LONG_TASKS = ("long_continuation", "copy", "needle")
@@ -37,8 +38,6 @@ def long_prompts(
 
 def _continuation(tokenizer: Any, width: int, order: random.Random, split: Split) -> list[int]:
     """Join prose or code documents and stop anywhere."""
-    from ssd_infer.corpus.prompts import tokenize
-
     return tokenize(tokenizer, _text(order, split, order.choice(("prose", "code")), width), last=width)
 
 
@@ -97,6 +96,4 @@ def _shuffled(order: random.Random, pool: list[Document]) -> list[Document]:
 
 def _ids(tokenizer: Any, text: str) -> list[int]:
     """Return the ids of a part of a prompt, without the marks that begin the whole."""
-    from ssd_infer.corpus.prompts import tokenize
-
     return tokenize(tokenizer, text, marks=False)

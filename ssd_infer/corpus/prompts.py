@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ssd_infer.corpus.long_context import LONG_TASKS, long_prompts
-from ssd_infer.corpus.marks import own_marks
 from ssd_infer.corpus.stdlib import Document, Split, documents
 from ssd_infer.corpus.textfiles import read_objects, read_whole
+from ssd_infer.corpus.tokens import tokenize
 from ssd_infer.errors import ConfigError, DataError, Problem
 
 STDLIB_TASKS = {"stdlib_code": "code", "stdlib_prose": "prose"}
@@ -58,7 +58,7 @@ def build_tasks(
 def calibration_prompts(
     tasks: Sequence[Task], tokenizer: Any, count: int, prompt_tokens: int
 ) -> list[list[int]]:
-    """Return prompts to settle parameters on: validation text of the tasks' kinds, never the prompts measured.
+    """Return prompts to resolve parameters on: validation text of the tasks' kinds, never the prompts measured.
 
     A `file:` task has no second text, so its own last prompts serve; the report names that in a warning.
     """
@@ -129,22 +129,6 @@ def _cut(document: Document, width: int, order: random.Random) -> str:
     room = max(0, len(document.text) - width * _CHARACTERS_PER_TOKEN)
     start = document.text.rfind("\n", 0, order.randint(0, room) + 1) + 1
     return document.text[start : start + width * _CHARACTERS_PER_TOKEN]
-
-
-def tokenize(
-    tokenizer: Any, text: str, *, last: int | None = None, marks: bool = True, parse: bool = False
-) -> list[int]:
-    """Return ids as training packs them: the tokenizer's own beginning marks, no end mark, `</s>` in a text as text.
-
-    With `last` at most so many, the marks and the end of the text. Without `marks` it is a text that others come
-    before; `parse` takes control tokens in it as such.
-    """
-    begin = own_marks(tokenizer)[0] if marks else []
-    ids: list[int] = list(
-        tokenizer(text, add_special_tokens=False, split_special_tokens=not parse)["input_ids"]
-    )
-    over = 0 if last is None else max(0, len(begin) + len(ids) - last)
-    return [*begin, *ids[over:]][:last]
 
 
 def _read(path: Path) -> list[Any]:

@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from ssd_infer.corpus.stdlib import Split, documents
+from ssd_infer.corpus.tokens import tokenize
 from ssd_infer.errors import DataError
 
 SHIFT_TASK = "task_shift"
@@ -24,8 +25,6 @@ def shift_streams(
     tokenizer: Any, count: int, width: int, seed: int, split: Split = "test"
 ) -> list[list[list[int]]]:
     """Return `count` streams of one text of at most `width` tokens for each of `KINDS`, in that order."""
-    from ssd_infer.corpus.prompts import tokenize
-
     if tokenizer is None:
         raise DataError("tasks: task_shift is text, but the checkpoint has no tokenizer")
     streams = []

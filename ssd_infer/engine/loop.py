@@ -5,6 +5,7 @@ Rolling back needs no step of its own: a row's committed length simply does not 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -148,6 +149,7 @@ class Decoding:
     def _commit(self, blocks: list[list[int]], counts: list[int] | None, taken: list[int] | None) -> None:
         """Append each row's block as far as its stop rule allows, count it, emit it, and drop ended rows."""
         session = self.session
+        self.stats.moments.append(time.perf_counter_ns())
         going = []
         for position, (row, block) in enumerate(zip(session.rows, blocks, strict=True)):
             added, ended = self.stop.extend(row, block)
@@ -157,6 +159,7 @@ class Decoding:
             else:
                 drafted = min(counts[position], added) if ended else counts[position]
                 stats.count(drafted, min(taken[position], added), added)
+            stats.arrived.append(stats.emitted)
             if self.emit is not None:
                 self.emit(row.index, row.tokens[len(row.tokens) - added :])
             if not ended:

@@ -12,7 +12,7 @@ from torch import Tensor
 from ssd_infer.engine.generation_rules import read_rules
 from ssd_infer.engine.sampling import SamplingParams
 from ssd_infer.engine.stopping import StopRule
-from ssd_infer.engine.values import shown, whole
+from ssd_infer.engine.values import shown, unboxed, whole
 from ssd_infer.errors import ConfigError, Problem
 
 SEEDS = 2**63
@@ -104,16 +104,17 @@ def read_draft(draft: Any, params: Any, problems: list[Problem]) -> tuple[str | 
         rule = "must map names to values"
         problems.append(Problem("draft_params", rule, shown(params), "try {'gamma': 3}"))
         params = None
-    if draft is None and params:
+    if draft is None and params is not None and len(params) > 0:
         problems.append(Problem("draft_params", "need a draft", dict(params), "name one with draft=…"))
-    return draft if isinstance(draft, str) else None, dict(params or {})
+    plain = {key: unboxed(value) for key, value in dict(params or {}).items()}
+    return draft if isinstance(draft, str) else None, plain
 
 
 def read_prompts(input_ids: Any, attention_mask: Any, problems: list[Problem]) -> list[list[int]]:
     """Return each prompt as a list of ids, its padding removed; what is no ids is added to `problems`."""
     known = len(problems)
     if _is_array(input_ids):
-        rows = _table(input_ids, attention_mask, problems)
+        rows = _rows_of_table(input_ids, attention_mask, problems)
     else:
         rows = _listed(input_ids, problems)
         if attention_mask is not None:
@@ -175,7 +176,7 @@ def _are_ids(table: Tensor) -> bool:
     return not (table.is_floating_point() or table.is_complex() or table.dtype == torch.bool)
 
 
-def _table(input_ids: Any, attention_mask: Any, problems: list[Problem]) -> list[list[int]]:
+def _rows_of_table(input_ids: Any, attention_mask: Any, problems: list[Problem]) -> list[list[int]]:
     """Return the rows of a `(B, T)` or `(T,)` tensor without the positions its mask leaves out."""
     table = _tensor(input_ids)
     if table is None or table.dim() not in (1, 2) or not _are_ids(table):

@@ -135,6 +135,8 @@ class Sampler:
         """Keep the smallest set of tokens whose mass reaches top-p, the most likely one always, and renormalise."""
         ordered, order = probs.sort(dim=-1, descending=True)
         before = ordered.cumsum(dim=-1) - ordered
-        ordered = ordered.masked_fill(before >= self.params.top_p, 0.0)
+        beyond = before >= self.params.top_p
+        beyond[..., :1] = False  # also where top-p is too small for float32 to tell from 0
+        ordered = ordered.masked_fill(beyond, 0.0)
         kept = torch.zeros_like(probs).scatter_(-1, order, ordered)
         return kept / kept.sum(dim=-1, keepdim=True)

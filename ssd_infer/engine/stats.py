@@ -25,6 +25,8 @@ class RowStats:
     """Accepted drafts at position k: the numerator of α_k."""
     trace: list[tuple[int, int, int]] = field(default_factory=list)
     """Of a row, in order: tokens emitted before a verify pass, drafted and accepted in it; a sum over rows has none."""
+    arrived: list[int] = field(default_factory=list)
+    """Of a row: its tokens at each of the call's `moments` until it ended; a sum over rows has none."""
 
     @property
     def alpha(self) -> float | None:
@@ -80,6 +82,8 @@ class Stats:
     rows: list[RowStats]
     report: dict[str, Any] = field(default_factory=dict)
     """What the drafter tells about itself: settings it chose, searches it ran, why it stopped drafting."""
+    moments: list[int] = field(default_factory=list, compare=False)
+    """`time.perf_counter_ns()` when tokens had reached the host: after prefill, then after every verify pass."""
 
     @classmethod
     def empty(cls, rows: int) -> Stats:

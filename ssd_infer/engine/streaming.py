@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,10 +50,29 @@ class Stream:
 
 @contextmanager
 def streaming(given: Any) -> Iterator[Stream]:
-    """Hold `given` while a call decodes, and end it when the call ends, by returning or by raising."""
+    """Hold `given` while a call decodes, and end it when the call ends, by returning or by raising.
+
+    What the call raised is raised, whatever the streamer's own end runs into after it.
+    """
     try:
         yield Stream(given)
-    finally:
-        end = getattr(given, "end", None)
-        if callable(end):
-            end()
+    except BaseException:
+        with suppress(Exception):
+            _end_stream(given)
+        raise
+    _end_stream(given)
+
+
+def _end_stream(given: Any) -> None:
+    """End a streamer; one that cannot decode its last tokens lets go of whoever waits for it all the same."""
+    end = getattr(given, "end", None)
+    if not callable(end):
+        return
+    try:
+        end()
+    except BaseException:
+        finalized = getattr(given, "on_finalized_text", None)
+        if callable(finalized):
+            with suppress(Exception):
+                finalized("", stream_end=True)
+        raise

@@ -11,6 +11,15 @@ def plain(value: Any) -> Any:
     return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
 
 
+def unboxed(value: Any) -> Any:
+    """Return `value` in Python's own numbers and lists, where it is made of numbers of numpy or torch."""
+    if isinstance(value, list | tuple):
+        return type(value)(unboxed(item) for item in value) if type(value) in (list, tuple) else value
+    if hasattr(value, "ndim") and hasattr(value, "tolist"):
+        return value.tolist()
+    return value
+
+
 def whole(value: Any) -> int | None:
     """Return `value` as an int where it is an integer; None for anything else, `True` and `2.0` among it."""
     value = plain(value)
@@ -44,6 +53,6 @@ def shown(value: Any) -> object:
         return f"{type(value).__name__} of {value.dtype} {tuple(shape)}"
     try:
         text = repr(value)
-    except ValueError:
-        text = ""
+    except Exception:  # noqa: BLE001 -- whatever the repr of a caller's object runs into
+        return f"{type(value).__name__} object"
     return value if text and len(text) <= 60 else f"{type(value).__name__} {text[:50]}…".replace(" …", "")

@@ -20,7 +20,8 @@ from typing import Any, TextIO
 from ssd_infer import errors
 from ssd_infer.config.evaluation import EvalSettings
 from ssd_infer.errors import SSDError
-from ssd_infer.evaluation import report_folder
+from ssd_infer.evaluation import evaluate, report_folder
+from ssd_infer.report.write import read_report
 from ssd_infer.threads import wait_passively
 
 logger = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ def evaluate_alone(settings: EvalSettings, say: Say | None = None) -> dict[str, 
     """
     request = json.dumps({"settings": dataclasses.asdict(settings), "argv": sys.argv})
     command = [sys.executable, "-m", "ssd_infer.evaluation.alone", request]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=surroundings(os.environ))  # noqa: S603
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment_alone(os.environ))  # noqa: S603
     assert child.stdout is not None
     with child:
         try:
@@ -64,12 +65,10 @@ def evaluate_alone(settings: EvalSettings, say: Say | None = None) -> dict[str, 
         raise SSDError(
             f"the process that measures ended with code {child.returncode}; what it said stands above"
         )
-    from ssd_infer.report.write import read_report
-
     return read_report(report_folder(settings))
 
 
-def surroundings(environment: Mapping[str, str]) -> dict[str, str]:
+def environment_alone(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a process that measures: no rank of a launcher, threads that wait asleep."""
     kept = {
         name: value
@@ -110,8 +109,6 @@ def main(request: str, answers: TextIO) -> int:
     def answer(**message: str) -> None:
         answers.write(json.dumps(message) + "\n")
         answers.flush()
-
-    from ssd_infer.evaluation import evaluate
 
     given = json.loads(request)
     sys.argv = given["argv"]  # the report names the command that asked for it

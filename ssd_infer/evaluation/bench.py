@@ -23,6 +23,7 @@ from ssd_infer.errors import CheckpointError
 from ssd_infer.evaluation.measure import Unit
 from ssd_infer.evaluation.strategies import check_draft, find_target
 from ssd_infer.evaluation.vocabulary import check_ids
+from ssd_infer.offload.offload import evaluation_model
 from ssd_infer.tuning.budget import Budget
 
 Say = Callable[[str], None]
@@ -128,8 +129,6 @@ def _load(settings: EvalSettings) -> Loaded:
     """Load the checkpoint, its experts on disk if only a share of them may be in memory."""
     if not settings.expert_budget:
         return ssd_infer.load(settings.checkpoint, dtype=settings.dtype, device=settings.device)
-    from ssd_infer.offload.offload import evaluation_model
-
     device = None if settings.device == "auto" else settings.device
     return evaluation_model(settings.checkpoint, settings.expert_budget, settings.dtype, device)
 

@@ -10,9 +10,11 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+import ssd_infer
 from ssd_infer import errors
 from ssd_infer.engine.clock import synchronise
 from ssd_infer.engine.stats import Stats
+from ssd_infer.evaluation.latency import Arrivals, Listener, of_stats
 from ssd_infer.strategies.study import Sampling
 
 one_line = errors.one_line
@@ -28,6 +30,8 @@ class Decoded:
     tokens: list[list[int]]
     seconds: float
     stats: Stats | None = None
+    arrivals: Arrivals | None = None
+    """When its tokens came; None where nobody noted it."""
 
 
 Decode = Callable[[Prompts, int, int], tuple[list[list[int]], Stats | None]]
@@ -56,14 +60,20 @@ class Contender:
     """Memory beyond plain decoding."""
     failure: str | None = None
     """Why it dropped out; None while it runs."""
+    listener: Listener | None = None
+    """Who hears the tokens of a decoding that is not ours."""
 
     def run(self, prompts: Prompts, max_new_tokens: int, seed: int, device: torch.device) -> Decoded:
         """Decode and time one batch, devices synchronised at both ends."""
+        if self.listener is not None:
+            self.listener.forget()
         synchronise(device)
-        start = time.perf_counter()
+        begun, start = time.perf_counter_ns(), time.perf_counter()
         tokens, stats = self.decode(prompts, max_new_tokens, seed)
         synchronise(device)
-        return Decoded(tokens, time.perf_counter() - start, stats)
+        seconds = time.perf_counter() - start
+        heard = of_stats(begun, stats) if self.listener is None else self.listener.heard(begun, tokens)
+        return Decoded(tokens, seconds, stats, heard)
 
 
 def ours(
@@ -73,7 +83,6 @@ def ours(
 
     Rules of the model's generation config are off, as they are for everyone it is compared with.
     """
-    import ssd_infer
 
     def decode(prompts: Prompts, max_new_tokens: int, seed: int) -> tuple[list[list[int]], Stats | None]:
         out = ssd_infer.generate(

@@ -16,6 +16,7 @@ import torch
 from ssd_infer.evaluation.bootstrap import Totals
 from ssd_infer.evaluation.contenders import Contender, Decoded, Prompts, one_line
 from ssd_infer.evaluation.cost_model import Counted
+from ssd_infer.evaluation.latency import latency
 from ssd_infer.tuning.budget import Deadline, OutOfTime
 
 WARM_UP_TOKENS = 12
@@ -95,6 +96,10 @@ class Measurements:
             if record.decoded.stats is not None:
                 counted.add(record.decoded.stats)
         return counted
+
+    def latency(self, name: str) -> dict[str, float] | None:
+        """Return TTFT and ITL of a contender's timed calls in milliseconds; None where nobody noted them."""
+        return latency(record.decoded.arrivals for record in self.of(name))
 
     def drop(self, names: Iterable[str]) -> None:
         """Forget the records of contenders that failed, which would not pair with the others' any more."""

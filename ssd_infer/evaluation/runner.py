@@ -21,6 +21,7 @@ from ssd_infer.evaluation.studies import Findings, Round, listed_rows
 from ssd_infer.evaluation.summary import absent_row
 from ssd_infer.evaluation.verdict import verdict
 from ssd_infer.evaluation.vocabulary import check_ids
+from ssd_infer.evaluation.written import written
 from ssd_infer.report.schema import SCHEMA_VERSION
 from ssd_infer.report.write import check_writable, write_report, writing
 from ssd_infer.strategies.registry import basics
@@ -77,6 +78,12 @@ def assemble(
     for row in strategies:
         for findings in studied:
             findings.attach(row)
+    for section in sections:
+        names = [item.name for item in section.contenders if item.kind == "strategy" and not item.plain]
+        texts = written(section.found, names, bench.units, bench.tokenizer)
+        for row in strategies:
+            if row["name"] in texts:
+                row["extra"]["stream"] = texts[row["name"]]
     bench.notes += carry(strategies)
     return {
         "schema_version": SCHEMA_VERSION,
@@ -92,12 +99,12 @@ def assemble(
 
 
 def _sections(bench: EvalContext, moments: Mapping[str, Deadline]) -> list[Section]:
-    """Settle, time and judge every setting, each phase done by its moment: the limit must not be spent by the first."""
+    """Resolve, time and judge every setting, each phase done by its moment, lest the first spend the whole limit."""
     settings = bench.settings
     sections = []
     for number, t in enumerate(settings.temperatures):
         sampling = Sampling(float(t), settings.top_k, settings.top_p) if t else Sampling()
-        section = run_section(bench, sampling, moments[f"settle {number}"], moments[f"measure {number}"])
+        section = run_section(bench, sampling, moments[f"prepare {number}"], moments[f"measure {number}"])
         judge(bench, section, moments[f"law {number}"])
         _streams(bench, section, moments[f"streams {number}"])
         sections.append(section)
@@ -109,7 +116,7 @@ def _studied(bench: EvalContext, moments: Mapping[str, Deadline]) -> list[Findin
     moments_asked: list[When] = ["start", "contexts"] if bench.settings.contexts else ["start"]
     found = []
     for when in moments_asked:
-        studying = Round(bench, when, Sampling(), moments[when], moments["settle 0"].part(CALIBRATION_SHARE))
+        studying = Round(bench, when, Sampling(), moments[when], moments["prepare 0"].part(CALIBRATION_SHARE))
         found.append(studying.run(listed_rows(bench, Sampling())))
     return found
 

@@ -61,8 +61,8 @@ class Section:
         self.faults |= findings.faults
 
 
-def run_section(bench: EvalContext, sampling: Sampling, settling: Deadline, deadline: Deadline) -> Section:
-    """Line up all contenders at one sampling setting, done by `settling`, and time them until `deadline`."""
+def run_section(bench: EvalContext, sampling: Sampling, resolving: Deadline, deadline: Deadline) -> Section:
+    """Choose all contenders at one sampling setting, done by `resolving`, and time them until `deadline`."""
     settings = bench.settings
     bench.say("choosing parameters, searching where a strategy needs it")
     field_ = select_candidates(
@@ -74,7 +74,7 @@ def run_section(bench: EvalContext, sampling: Sampling, settling: Deadline, dead
         bench.calibration,
         search_seconds(settings),
         settings.batch_size,
-        settling,
+        resolving,
     )
     peers = _peers(bench, sampling, field_) if settings.peers else []
     contenders = [*_baselines(bench, sampling), *field_.contenders, *peers]
@@ -82,7 +82,7 @@ def run_section(bench: EvalContext, sampling: Sampling, settling: Deadline, dead
     how = "greedy" if sampling.greedy else f"temperature {sampling.temperature:g}"
     running = sum(item.stands_for is None for item in contenders)
     bench.say(f"decoding with {running} contenders, {how}")
-    studying = Round(bench, "timed", sampling, deadline, settling)
+    studying = Round(bench, "timed", sampling, deadline, resolving)
     found = measure(
         contenders,
         bench.units,
@@ -92,7 +92,7 @@ def run_section(bench: EvalContext, sampling: Sampling, settling: Deadline, dead
         bench.device,
         deadline.part(1 - STUDIED) if studying.studies(timed_rows(contenders)) else deadline,
     )
-    bench.notes += shortfalls(found, settings.max_new_tokens, how)
+    bench.notes += [*shortfalls(found, settings.max_new_tokens, how), *_broken_baselines(bench, contenders)]
     share_plain(found, contenders)
     studied = replace(studying, new_tokens=found.new_tokens).run(timed_rows(contenders))
     section = Section(
@@ -103,6 +103,12 @@ def run_section(bench: EvalContext, sampling: Sampling, settling: Deadline, dead
         section.more.setdefault(name, {})["search"] = facts
     section.learn(studied)
     return section
+
+
+def _broken_baselines(bench: EvalContext, contenders: list[Contender]) -> list[str]:
+    """Say why plain decoding failed, by whom; of a model refused by name the rows say it already."""
+    failed = [item for item in contenders if item.kind == "baseline" and item.failure is not None]
+    return [f"{item.name} failed: {item.failure}" for item in failed if item.failure != bench.target]
 
 
 def stand_in(contenders: list[Contender]) -> None:
@@ -181,7 +187,7 @@ def _baselines(bench: EvalContext, sampling: Sampling) -> list[Contender]:
 def again(baseline: Contender, sampling: Sampling) -> Contender:
     """Return `baseline` a second time: how far the two seem apart is the noise of the report."""
     name = baseline.name.removesuffix(sampling.suffix) + AGAIN + sampling.suffix
-    return Contender(name, "again", baseline.decode)
+    return Contender(name, "again", baseline.decode, listener=baseline.listener)
 
 
 def _peers(bench: EvalContext, sampling: Sampling, field_: Candidates) -> list[Contender]:

@@ -11,6 +11,7 @@ from torch import nn
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import ConfigError, UnsupportedModelError
 from ssd_infer.evaluation.contenders import Contender, one_line, ours
+from ssd_infer.report.rows import UNRESOLVED
 from ssd_infer.strategies import registry as drafts
 from ssd_infer.strategies.base import Resolved, Strategy
 from ssd_infer.strategies.info import StrategyInfo, row_name
@@ -38,7 +39,7 @@ class Candidates:
     predicted: dict[str, float] = field(default_factory=dict)
     """Speedup each drafter expected of its `auto` choice, by contender name."""
     searches: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """What settling a strategy searched, and what that took, by contender name."""
+    """What resolving a strategy searched, and what that took, by contender name."""
 
 
 def find_target(model: nn.Module) -> Target | str:
@@ -83,7 +84,7 @@ def select_candidates(
     batch_size: int = 0,
     deadline: Deadline | None = None,
 ) -> Candidates:
-    """Settle every strategy's parameters on `calibration` prompts; one that raises becomes a failed row.
+    """Resolve every strategy's parameters on `calibration` prompts; one that raises becomes a failed row.
 
     `search_seconds` bounds each search whose own bound is `auto`. A strategy whose `auto` goes by the batch is shown
     `batch_size` of the prompts, repeated where they are fewer; 0 shows it all. Each may take half of what is left until
@@ -111,8 +112,8 @@ def select_candidates(
             turn = deadline.part(max(0.5, 1 / (len(known) - place)))
             bounded = _bounded(strategy, given, min(search_seconds, 0.5 * turn.left))
             shown = _batch(calibration, batch_size) if strategy.by_batch else calibration
-            entry = Entry(row, info.name, bounded, by_hand=bool(given))
-            _settle(found, model, target, entry, sampling, shown, turn)
+            entry = Entry(row, info.name, bounded, by_hand=bool(given), alone=row_name(wanted) == info.row)
+            _prepare(found, model, target, entry, sampling, shown, turn)
     if not sampling.greedy:  # a greedy row of the same name already says why
         found.absent = [row for row in found.absent if row.status == "failed" or row.here]
     return found
@@ -139,15 +140,17 @@ def _bounded(strategy: type[Strategy], raw: dict[str, Any], search_seconds: floa
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A strategy about to be settled: its row, its drafter, and parameters, which may be given `by_hand`."""
+    """A strategy about to be resolved: its row, its drafter, and parameters, which may be given `by_hand`."""
 
     row: str
     draft: str
     raw: dict[str, Any]
     by_hand: bool
+    alone: bool = False
+    """Whether no other strategy was asked for."""
 
 
-def _settle(
+def _prepare(
     found: Candidates,
     model: nn.Module,
     target: Target,
@@ -170,7 +173,7 @@ def _settle(
     except ConfigError:
         raise
     except OutOfTime:
-        found.absent.append(Absent(row, "not_applicable", _unsettled(entry.draft, given), here=True))
+        found.absent.append(Absent(row, "not_applicable", _unresolved(entry, given), here=True))
         return
     except Exception as error:  # noqa: BLE001  one strategy that fails must not cost the others their rows
         found.absent.append(Absent(row, "failed", one_line(error)))
@@ -182,11 +185,9 @@ def _settle(
         found.predicted[row] = resolved.predicted_speedup
 
 
-def _unsettled(draft: str, seconds: float) -> str:
-    return (
-        f"not measured: the choice of its parameters did not end in its share of the time limit ({seconds:.1f} s); "
-        f"raise max_minutes, or ask for draft={draft} alone"
-    )
+def _unresolved(entry: Entry, seconds: float) -> str:
+    remedy = "give its parameters" if entry.alone else f"ask for draft={entry.draft} alone"
+    return f"{UNRESOLVED} ({seconds:.1f} s); raise max_minutes, or {remedy}"
 
 
 def _untimed(resolved: Resolved, entry: Entry) -> Resolved:

@@ -69,7 +69,7 @@ class Round:
     when: When
     sampling: Sampling
     deadline: Deadline
-    settled: Deadline
+    calibrated: Deadline
     new_tokens: int = 0
 
     def studies(self, asked: Sequence[Asked]) -> list[tuple[Asked, Study]]:
@@ -120,7 +120,7 @@ class Round:
             prompts=[row for unit in bench.units for row in unit.prompts],
             streams=bench.shift,
             deadline=deadline,
-            settled=self.settled,
+            calibrated=self.calibrated,
             say=bench.say,
             time_trials=Stopwatch(bench),
             sampling=self.sampling,

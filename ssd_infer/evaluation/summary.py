@@ -120,6 +120,7 @@ def baseline_row(contender: Contender, board: Scoreboard | None) -> dict[str, An
         "repetition": board.repetition(contender.name),
         "fastest": contender.name == board.fastest,
         "after_prefill_tokens_per_second": _steady_rate(contender.name, board),
+        "latency": board.found.latency(contender.name),
     }
     if contender.kind == "again":
         ratio = board.against(contender.name, itself(contender))
@@ -163,6 +164,7 @@ def peer_row(contender: Contender, board: Scoreboard | None, lossless: LosslessR
         "too_short_to_tell": ratio.too_short,
         "against": board.fastest,
         "detail": lossless.detail,
+        "latency": board.found.latency(contender.name),
         "per_task": [
             {"name": task, "speedup": board.ratio(contender.name, task).value} for task in board.found.tasks()
         ],
@@ -296,6 +298,7 @@ def _extra(contender: Contender, name: str, board: Scoreboard, cost: Cost) -> di
         "noise": board.noise,
         "draft_forwards_per_verify": cost.gamma,
         "seconds": dict(counted.total.seconds),
+        "latency": board.found.latency(name),
         "sample_alpha_mean": _sample_alpha(name, board.found),
         "drafter": _drafter_report(contender.name, board.found),
         **_sharing(contender, name, board),

@@ -10,6 +10,7 @@ from torch import nn
 from ssd_infer.engine.generation_rules import switched_off
 from ssd_infer.engine.stats import Stats
 from ssd_infer.evaluation.contenders import Contender, Decode, Prompts
+from ssd_infer.evaluation.latency import Listener
 from ssd_infer.strategies.study import Sampling
 
 LOOKUP_TOKENS = 10
@@ -23,8 +24,8 @@ def eos_ids(model: Any) -> list[int]:
     return [] if eos is None else list(eos) if isinstance(eos, (list, tuple)) else [int(eos)]
 
 
-def hf_decode(model: Any, sampling: Sampling, **extra: Any) -> Decode:
-    """Return a decode function that calls `model.generate` on left-padded prompts.
+def hf_decode(model: Any, sampling: Sampling, listener: Listener | None = None, **extra: Any) -> Decode:
+    """Return a decode function that calls `model.generate` on left-padded prompts, heard by `listener`.
 
     Rules of the model's generation config are off, as they are for everyone it is compared with.
     """
@@ -42,6 +43,7 @@ def hf_decode(model: Any, sampling: Sampling, **extra: Any) -> Decode:
                 max_new_tokens=max_new_tokens,
                 pad_token_id=pad,
                 eos_token_id=eos or None,
+                streamer=listener,
                 **switched_off(model) | sampling.arguments() | extra,
             )
         finally:
@@ -65,25 +67,35 @@ def cut_at_eos(tokens: list[int], eos: list[int]) -> list[int]:
     return tokens[: ends[0] + 1] if ends else tokens
 
 
+def listener_for(model: Any) -> Listener | None:
+    """Return who hears what `generate` decodes: nobody where handing tokens over would make the device wait."""
+    return Listener() if model.device.type == "cpu" else None
+
+
 def hf_baseline(model: nn.Module, sampling: Sampling) -> Contender:
     """Return plain `generate`."""
-    return Contender(f"transformers_generate{sampling.suffix}", "baseline", hf_decode(model, sampling))
+    ears = listener_for(model)
+    return Contender(
+        f"transformers_generate{sampling.suffix}", "baseline", hf_decode(model, sampling, ears), listener=ears
+    )
 
 
 def hf_peers(model: nn.Module, sampling: Sampling, exit_layer: int) -> list[Contender]:
     """Return prompt lookup, and for greedy decoding `assistant_early_exit` at the exit our own draft uses."""
-    lookup = hf_decode(model, sampling, prompt_lookup_num_tokens=LOOKUP_TOKENS)
+    ears = listener_for(model)
+    lookup = hf_decode(model, sampling, ears, prompt_lookup_num_tokens=LOOKUP_TOKENS)
     peers = [
         Contender(
             f"prompt_lookup{sampling.suffix}",
             "peer",
             lookup,
             params={"prompt_lookup_num_tokens": LOOKUP_TOKENS},
+            listener=ears,
         )
     ]
     if sampling.greedy:
-        assistant = hf_decode(model, sampling, assistant_early_exit=exit_layer)
-        peers.append(
-            Contender("assistant_early_exit", "peer", assistant, params={"assistant_early_exit": exit_layer})
-        )
+        ears = listener_for(model)
+        assistant = hf_decode(model, sampling, ears, assistant_early_exit=exit_layer)
+        params = {"assistant_early_exit": exit_layer}
+        peers.append(Contender("assistant_early_exit", "peer", assistant, params=params, listener=ears))
     return peers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -172,6 +173,4 @@ def _positions(mask: Tensor) -> Tensor:
 
 def _cache_name(lm: nn.Module) -> str:
     """Return what this transformers calls the cache argument (`past_key_values` before it is renamed)."""
-    import inspect
-
     return "cache" if "cache" in inspect.signature(type(lm).forward).parameters else "past_key_values"

@@ -11,13 +11,15 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ssd_infer.report.format import plain
+from ssd_infer.report.format import plain, readable
 from ssd_infer.report.plots import draw_plot
-from ssd_infer.report.rows import Report, all_rows, is_sampled, ok_rows
-from ssd_infer.report.table import plots_of
+from ssd_infer.report.rows import Report, is_sampled, ok_rows
+from ssd_infer.report.tables import carried_plots
 
 INK, MUTED, GRID = "#1f2937", "#6b7280", "#e5e7eb"
 COLOURS = ("#2563eb", "#ea580c", "#059669", "#9333ea", "#db2777", "#0891b2", "#ca8a04", "#475569")
+MARKERS = ("o", "s", "^", "D")
+"""What tells lines apart that share a colour."""
 STYLE: Any = {
     "font.size": 10,
     "font.family": "DejaVu Sans",
@@ -83,10 +85,10 @@ def draw_charts(report: Report) -> list[Chart]:
 def _carried(report: Report) -> list[Chart]:
     """Draw the plots that rows carry as data."""
     charts = []
-    for name, plot in plots_of(all_rows(report)):
+    for title, plot in carried_plots(report):
         with mpl.rc_context(STYLE):
             svg = svg_text(draw_plot(plot, COLOURS))
-        charts.append(Chart(f"{name}: {plot.title}", plot.caption, svg))
+        charts.append(Chart(title, plot.caption, svg))
     return charts
 
 
@@ -105,9 +107,14 @@ def _figure(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def label_text(name: str) -> str:
-    """Return an untrusted name as one short printable line."""
-    text = plain(name)
-    return text if len(text) <= 28 else text[:27] + "…"
+    """Return an untrusted name as people read it, in one short printable line."""
+    text = plain(readable(name))
+    return text if len(text) <= 32 else text[:31] + "…"
+
+
+def legend_beside(axes: Axes, size: int = 9) -> None:
+    """Put the legend to the right of the plot, where it covers nothing."""
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=size)
 
 
 def _speedups(report: Report) -> Figure | None:
@@ -144,22 +151,22 @@ def _positions(report: Report) -> Figure | None:
     if not rows:
         return None
     figure, axes = _figure(6.4, 3.6)
-    for index, row in enumerate(rows[: len(COLOURS)]):
+    for index, row in enumerate(rows):
         shares = [float("nan") if share is None else share for share in row["acceptance"]["per_position"]]
         axes.plot(
             range(1, len(shares) + 1),
             shares,
-            marker="o",
+            marker=MARKERS[index // len(COLOURS) % len(MARKERS)],
             markersize=4.5,
             linewidth=1.8,
-            color=COLOURS[index],
+            color=COLOURS[index % len(COLOURS)],
             linestyle="--" if is_sampled(row) else "-",
             label=label_text(row["name"]),
         )
     longest = max(len(row["acceptance"]["per_position"]) for row in rows)
     axes.set(xlabel="draft position k", ylabel="accepted", ylim=(0, 1.02), xlim=(0.75, longest + 0.25))
     axes.set_xticks(range(1, longest + 1, max(1, longest // 8)))
-    axes.legend(loc="lower left", fontsize=9)
+    legend_beside(axes)
     return figure
 
 
@@ -180,13 +187,14 @@ def _scatter(report: Report) -> Figure | None:
             [predicted],
             [measured],
             s=52,
+            marker=MARKERS[index // len(COLOURS) % len(MARKERS)],
             color=COLOURS[index % len(COLOURS)],
             label=label_text(name),
             zorder=3,
         )
     axes.set(xlabel="predicted speedup", ylabel="measured speedup", xlim=(low, high), ylim=(low, high))
     axes.set_aspect("equal")
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=9)
+    legend_beside(axes)
     return figure
 
 

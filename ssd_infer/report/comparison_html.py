@@ -7,40 +7,27 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from ssd_infer.report.charts import COLOURS, STYLE, Chart, label_text, svg_text
-from ssd_infer.report.comparison_text import SUMMARY_HEAD, cell_text, summary_cells, visible_rows
-from ssd_infer.report.html import figures, html_table, page, table_row, text
+from ssd_infer.report.charts import COLOURS, STYLE, Chart, label_text, legend_beside, svg_text
+from ssd_infer.report.comparison_text import strategy_table, summary_table, worse_lines
+from ssd_infer.report.format import readable
+from ssd_infer.report.page import render_page
+
+TITLE = "Comparison of checkpoint reports"
 
 
 def render_comparison_html(comparison: dict[str, Any]) -> str:
     """Render summary, plots, strategies and regressions; equal comparisons give equal bytes."""
-    pairs = zip(comparison["labels"], comparison["summaries"], strict=True)
-    summaries = html_table(SUMMARY_HEAD, [table_row(summary_cells(label, entry)) for label, entry in pairs])
-    rows = [
-        table_row([row["name"], *(cell_text(cell) for cell in row["cells"])])
-        for row in visible_rows(comparison)
-    ]
-    strategies = html_table(("strategy", *comparison["labels"]), rows)
-    worse = "".join(f"<li>{text(line)}</li>" for line in comparison["regressions"])
-    parts = [
-        '<div class="hero"><h1>Comparison of checkpoint reports</h1>'
-        f'<p class="say">{text(_headline(comparison))}</p></div>',
-        f"<section><h2>Checkpoints</h2>{summaries}</section>",
-        f"<section><h2>Over the steps</h2>{figures(step_charts(comparison.get('series')))}</section>",
-        '<section><h2>Strategies</h2><p class="muted">Speedup over plain decoding, its 95 % interval, and α.</p>'
-        f"{strategies}</section>",
-        f"<section><h2>Regressions against {text(comparison['labels'][0])}</h2>"
-        + (f"<ul>{worse}</ul>" if worse else '<p class="muted">None.</p>')
-        + "</section>",
-    ]
-    notes = [*comparison["remarks"], *comparison.get("failures", [])]
-    if notes:
-        parts.append(
-            '<section class="warnings"><h2>Read with care</h2><ul>'
-            + "".join(f"<li>{text(n)}</li>" for n in notes)
-            + "</ul></section>"
-        )
-    return page("Comparison of checkpoint reports", "\n".join(parts))
+    return render_page(
+        "comparison.html.j2",
+        TITLE,
+        headline=_headline(comparison),
+        summaries=summary_table(comparison),
+        charts=step_charts(comparison.get("series")),
+        strategies=strategy_table(comparison),
+        first=comparison["labels"][0],
+        worse=worse_lines(comparison),
+        notes=[*comparison["remarks"], *comparison.get("failures", [])],
+    )
 
 
 def step_charts(series: dict[str, Any] | None) -> list[Chart]:
@@ -58,13 +45,8 @@ def step_charts(series: dict[str, Any] | None) -> list[Chart]:
             ("alpha", "Acceptance α", "Accepted ÷ drafted."),
         ):
             if series[key]:
-                charts.append(
-                    Chart(
-                        title,
-                        caption,
-                        svg_text(_lines(series["steps"], series[key], title, key == "speedup")),
-                    )
-                )
+                drawn = _lines(series["steps"], series[key], title, key == "speedup")
+                charts.append(Chart(title, caption, svg_text(drawn)))
         if any(loss is not None for loss in series["loss"]):
             figure = _lines(series["steps"], {"held-out loss": series["loss"]}, "nats per token")
             charts.append(Chart("Held-out loss", "Last layer, teacher forcing.", svg_text(figure)))
@@ -91,7 +73,7 @@ def _lines(
         axes.axhline(1.0, color="#6b7280", linewidth=1, linestyle=(0, (4, 3)))
     axes.set(xlabel="step", ylabel=label)
     axes.set_xticks(steps if len(steps) <= 10 else steps[:: len(steps) // 8])
-    axes.legend(fontsize=9)
+    legend_beside(axes)
     return figure
 
 
@@ -104,4 +86,4 @@ def _headline(comparison: dict[str, Any]) -> str:
     if not entries:
         return "No strategy could be measured on these checkpoints."
     speedup, label, best = max(entries, key=lambda entry: entry[0])
-    return f"{label} decodes fastest relative to plain decoding: {speedup:.2f}× with {best}."
+    return f"{label} decodes fastest relative to plain decoding: {speedup:.2f}× with {readable(best)}."

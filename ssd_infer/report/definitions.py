@@ -17,6 +17,17 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
         "narrower than the noise. A row that decodes plainly shares the samples of plain decoding: its speedup is 1",
     ),
     (
+        "first token",
+        "TTFT, time to first token: from the call until the first token has reached the host, prefill included; "
+        "median over the timed calls",
+    ),
+    (
+        "between tokens",
+        "ITL, inter-token latency: time since the block before ÷ tokens of the block, for every token after the first "
+        "block; median / 95th percentile over all tokens of the timed calls. Tokens that were drafted arrive together. "
+        "transformers is listened to only on a CPU, where that costs nothing",
+    ),
+    (
         "noise",
         "how far a plain decoding measured twice, like two contenders, is from itself with 95 %; a strategy is called "
         "faster only if it drafted and its interval lies above 1 and outside the noise",
@@ -32,8 +43,8 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
     (
         "lossless",
         "greedy: the same tokens as plain greedy decoding of this checkpoint, equal length included; "
-        "sampling (rows `:t1`): χ² tests of short continuations against the exactly enumerated distribution and of "
-        "the timed tokens' places in the target's own distribution, failing below p = 0.0001",
+        "sampling (rows with T, the temperature): χ² tests of short continuations against the exactly enumerated "
+        "distribution and of the timed tokens' places in the target's own distribution, failing below p = 0.0001",
     ),
     (
         "distinct-n",

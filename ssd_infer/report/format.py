@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 MISSING = "–"
@@ -76,6 +76,63 @@ def _value(value: Any) -> str:
     if isinstance(value, list) and (len(value) > 8 or any(isinstance(item, list) for item in value)):
         return f"[{len(value)} items]"
     return str(value)
+
+
+PLAIN_DECODINGS = {
+    "ssd_plain": "plain decoding",
+    "transformers_generate": "transformers' plain decoding",
+    "ar_greedy": "plain decoding",
+}
+"""Baseline → what people call it."""
+SETTINGS = ((re.compile(r"t(\d+(?:\.\d+)?)"), "T = "), (re.compile(r"b(\d+)"), "batch "))
+"""Parts of a row name that say how it was decoded, and what people read instead."""
+
+
+def readable(name: str) -> str:
+    """Return a row name as people read it: `a_b:xgram:t1` is `a b + x-gram, T = 1`; any name will do."""
+    first, *parts = name.split(":")
+    text = PLAIN_DECODINGS.get(first) or " + ".join(map(_words, first.split("+")))
+    for part in parts:
+        setting = next((word + found[1] for form, word in SETTINGS if (found := form.fullmatch(part))), None)
+        if setting is not None:
+            text += f", {setting}"
+        else:
+            words = " + ".join(map(_words, part.split("+")))
+            text += f" + {words}" if words.endswith("-gram") else f", {words}"
+    return text
+
+
+def _words(text: str) -> str:
+    """Return `text` with blanks for underscores; a word without a vowel is an abbreviation."""
+    return " ".join(map(_word, text.split("_")))
+
+
+def _word(text: str) -> str:
+    if re.fullmatch(r"[a-z]gram", text):
+        return f"{text[0]}-gram"
+    return text.upper() if text == "wer" or re.fullmatch(r"[b-df-hj-np-tv-xz]{2,4}", text) else text
+
+
+def said(line: str, names: Iterable[str]) -> str:
+    """Return a sentence with those of `names` that stand free in it as people read them; what may be typed stays."""
+    known = sorted({name for name in names if readable(name) != name}, key=lambda name: (-len(name), name))
+    if not known:
+        return line
+    form = r"(?<![\w:=+./'\"`\[])(?:" + "|".join(map(re.escape, known)) + r")(?![\w+=/'\"`]|:\w|\.\w)"
+    return re.sub(form, lambda found: readable(found[0]), line)
+
+
+def task_text(name: str) -> str:
+    """Return the name of a task as people read it: of a file its own name, without its folders."""
+    kind, _, path = name.partition(":")
+    return path.replace("\\", "/").rpartition("/")[2] if kind == "file" else name.replace("_", " ")
+
+
+def milliseconds(value: float | None) -> str:
+    """Format milliseconds with three digits or whole numbers."""
+    if value is None or not math.isfinite(value):
+        return MISSING
+    return number(value, 0 if value >= 100 else 1 if value >= 10 else 2)
 
 
 def cell_text(value: str | float | None) -> str:

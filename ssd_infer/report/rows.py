@@ -4,16 +4,31 @@ from __future__ import annotations
 
 from typing import Any
 
+from ssd_infer.report.format import readable, said
+
 Row = dict[str, Any]
 Report = dict[str, Any]
 
 VERDICT_TEXT = {"pass": "lossless", "fail": "NOT lossless", "not_run": "not tested"}
+UNRESOLVED = "not measured: the choice of its parameters did not end in its share of the time limit"
+"""How the reason of a row begins that was left out for want of time, and might have been faster."""
 STATUS_TEXT = {"ok": "ok", "not_applicable": "not applicable", "failed": "failed"}
 
 
 def is_sampled(row: Row) -> bool:
     """Tell whether a row was decoded by sampling (its name carries the `t…` variant)."""
     return any(part[:1] == "t" and part[1:2].isdigit() for part in row["name"].split(":")[1:])
+
+
+def names_of(report: Report) -> list[str]:
+    """Return the names of all rows of a report."""
+    return [row["name"] for row in (*report["baselines"], *report["peers"], *report["strategies"])]
+
+
+def warnings_of(report: Report) -> list[str]:
+    """Return the warnings of a report as people read them."""
+    names = names_of(report)
+    return [said(line, names) for line in report["verdict"]["warnings"]]
 
 
 def lookup_peer(report: Report, row: Row) -> Row | None:
@@ -65,7 +80,7 @@ def exit_code(report: Report) -> int:
 def headline(report: Report) -> str:
     """Say the verdict in one sentence, from the report's own fields, and what the run found beside it."""
     also = report["verdict"].get("extra", {}).get("also")
-    return f"{_headline(report)} {also}" if also else _headline(report)
+    return f"{_headline(report)} {said(also, names_of(report))}" if also else _headline(report)
 
 
 def drafts(row: Row) -> bool:
@@ -98,11 +113,12 @@ def plain_rows(report: Report) -> list[Row]:
 def noise_line(row: Row) -> str:
     """Say what a baseline measured against itself shows."""
     again = row["extra"]["again"]
+    name = readable(again["of"])
     if again["noise"] is None:
-        return f"{again['of']} against itself: too short to tell, so that no row can be called faster"
+        return f"{name} against itself: too short to tell, so that no row can be called faster"
     low, high = again["ci95"]
     return (
-        f"{again['of']} against itself: {again['speedup']:.2f}× ({low:.2f}–{high:.2f}); differences below "
+        f"{name} against itself: {again['speedup']:.2f}× ({low:.2f}–{high:.2f}); differences below "
         f"{100 * again['noise']:.1f} % are this report's own noise"
     )
 
@@ -123,10 +139,16 @@ def _headline(report: Report) -> str:
     if too_short(row):
         low, high = speed["ci95"]
         return (
-            f"{row['name']} decodes {low:.2f} to {high:.2f} times as fast as plain decoding ({how}); "
+            f"{_opening(row)} decodes {low:.2f} to {high:.2f} times as fast as plain decoding ({how}); "
             "it was measured too briefly to say it more exactly."
         )
-    return f"{row['name']} decodes {speed['speedup']:.2f} times as fast as plain decoding ({how})."
+    return f"{_opening(row)} decodes {speed['speedup']:.2f} times as fast as plain decoding ({how})."
+
+
+def _opening(row: Row) -> str:
+    """Return the name of a row as a sentence begins with it."""
+    name = readable(row["name"])
+    return name[:1].upper() + name[1:]
 
 
 def _plain_headline(report: Report) -> str:
@@ -142,5 +164,5 @@ def _plain_headline(report: Report) -> str:
     where = f", 95 % {bounds[0]:.2f} to {bounds[1]:.2f}" if bounds else ""
     return (
         "Plain decoding is the fastest here: no draft is faster beyond the noise of this report "
-        f"(the best, {best['name']}, reads {best['speed']['speedup']:.2f} times{where})."
+        f"(the best, “{readable(best['name'])}”, reads {best['speed']['speedup']:.2f} times{where})."
     )

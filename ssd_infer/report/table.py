@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 Cell = str | int | float | None
+_FIGURE = re.compile(
+    r"[-+−±]?\d[\d.,]*(?: ?[–/] ?\d[\d.,]*)*(?: ?(?:×|%|[kMGT]?i?B))?(?: \(\d[\d.]* ?%?\))?|–"
+)
+"""Text that is a figure: `1.20×`, `0.9–1.1`, `12 %`, `3.5 MiB`, or the dash of a missing one."""
+
+
+class Word(str):
+    """A cell that stands out: `kind` is how it looks, `hint` what is said of it on a closer look."""
+
+    __slots__ = ("hint", "kind")
+    kind: str
+    hint: str
+
+    def __new__(cls, text: str, kind: str = "", hint: str = "") -> Self:
+        """Return `text` with its look and its hint."""
+        made = super().__new__(cls, text)
+        made.kind, made.hint = kind, hint
+        return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +37,33 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
     caption: str = ""
     """One sentence on how to read it."""
+    figures: range | None = None
+    """Columns of figures, which stand on the right; None: those that hold nothing but numbers, written out or not."""
+    looks: tuple[str, ...] = ()
+    """How each row looks, where one differs from another."""
+    orders: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """Orders it can be read in: what by, and each row's place."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError when a row has another number of cells than there are columns."""
+        """Raise ValueError when cells and columns, or looks and rows, are not as many."""
         for row in self.rows:
             if len(row) != len(self.columns):
                 raise ValueError(f"table {self.title!r}: {len(row)} cells under {len(self.columns)} columns")
+        for given in (self.looks, *(places for _, places in self.orders)):
+            if given and len(given) != len(self.rows):
+                raise ValueError(
+                    f"table {self.title!r}: {len(given)} looks or places of {len(self.rows)} rows"
+                )
+
+    def right(self, column: int) -> bool:
+        """Tell whether a column stands on the right."""
+        if self.figures is not None:
+            return column in self.figures
+        return all(_is_figure(row[column]) for row in self.rows)
+
+    def look(self, row: int) -> str:
+        """Return how a row looks; empty for most."""
+        return self.looks[row] if self.looks else ""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
@@ -39,6 +79,10 @@ class Table:
         """Read what `to_json` wrote, from a report that passed its schema."""
         rows = tuple(tuple(row) for row in data["rows"])
         return cls(data["title"], tuple(data["columns"]), rows, data.get("caption", ""))
+
+
+def _is_figure(cell: Cell) -> bool:
+    return not isinstance(cell, str) or _FIGURE.fullmatch(cell) is not None
 
 
 @dataclass(frozen=True, slots=True)

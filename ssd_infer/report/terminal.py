@@ -1,16 +1,16 @@
-"""Show a report in a terminal: the verdict, the strategy table, the peers, the warnings."""
+"""Show a report in a terminal: the verdict, the strategies with what they are compared with, the warnings."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from rich import table as rich
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from ssd_infer.report.format import number, plain, row_interval, row_params, times
+from ssd_infer.report.format import cell_text, number, plain, row_interval, row_params, times
 from ssd_infer.report.rows import (
-    STATUS_TEXT,
     Report,
     Row,
     broken_rows,
@@ -18,11 +18,30 @@ from ssd_infer.report.rows import (
     noise_line,
     noise_rows,
     ok_rows,
-    other_rows,
     plain_rows,
+    warnings_of,
 )
+from ssd_infer.report.table import Cell, Table, Word
+from ssd_infer.report.tables import absent_table, name_cell, speed_cells, verdict_cell
 
-COLOURS = {"pass": "green", "fail": "bold red", "not_run": "yellow"}
+STYLES = {"badge lossy": "dim", "badge pass": "green", "badge fail": "bold red", "badge not_run": "yellow"}
+COLUMNS = (
+    "",
+    "parameters",
+    "speedup",
+    "95 %",
+    "pred.",
+    "tok/s",
+    "TTFT ms",
+    "ITL ms",
+    "α",
+    "τ",
+    "dist-3",
+    "lossless",
+)
+"""TTFT: time to the first token; ITL: median and 95th percentile of the time between tokens."""
+WIDE = 132
+"""Columns of a terminal from which there is room for latencies."""
 
 
 def print_report(report: Report, folder: Path | None = None, console: Console | None = None) -> None:
@@ -31,82 +50,80 @@ def print_report(report: Report, folder: Path | None = None, console: Console | 
     if not console.is_terminal:
         console.width = max(console.width, 110)
     console.print()
-    console.print(Text(headline(report), style="bold red" if broken_rows(report) else "bold"))
-    console.print(strategy_table(report))
+    console.print(Text(plain(headline(report)), style="bold red" if broken_rows(report) else "bold"))
+    console.print(draw(brief_table(report, latency=console.width >= WIDE)))
     for row in noise_rows(report):
         console.print(Text(f"  noise: {plain(noise_line(row))}"), soft_wrap=True)
     for line in _absent(report):
         console.print(Text(f"  {line}", style="dim"), soft_wrap=True)
-    for warning in report["verdict"]["warnings"]:
+    for warning in warnings_of(report):
         console.print(Text(f"  warning: {plain(warning)}", style="yellow"), soft_wrap=True)
     if folder is not None:
         console.print(Text(f"  page: {(Path(folder) / 'report.html').resolve()}"), soft_wrap=True)
 
 
-def _absent(report: Report) -> list[str]:
-    """Say why rows have no figures, one line a reason."""
-    reasons: dict[str, list[str]] = {}
-    for row in other_rows(report):
-        reasons.setdefault(f"{STATUS_TEXT[row['status']]}, {plain(row['reason'])}", []).append(
-            plain(row["name"])
+def draw(table: Table) -> rich.Table:
+    """Return a table as rich draws it; every cell is a text, so that none is read as markup."""
+    drawn = rich.Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    for at, title in enumerate(table.columns):
+        right = table.right(at)
+        drawn.add_column(
+            Text(plain(title)),
+            justify="right" if right else "left",
+            no_wrap=right,
+            overflow="ellipsis" if right else "fold",
         )
-    return [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
+    for at, row in enumerate(table.rows):
+        drawn.add_row(*(_text(cell) for cell in row), style=table.look(at) or None)
+    return drawn
 
 
-def strategy_table(report: Report) -> Table:
-    """Build the table of measured strategies, peers and plain decoding, fastest first."""
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
-    for title in ("", "parameters", "speedup", "95 %", "pred.", "tok/s", "α", "τ", "dist-3", "lossless"):
-        text = title in ("", "parameters", "lossless")
-        table.add_column(
-            title,
-            justify="left" if text else "right",
-            no_wrap=not text,
-            overflow="fold" if text else "ellipsis",
-        )
-    lines = [(row["speed"]["speedup"], _strategy(row)) for row in ok_rows(report)]
-    lines += [(peer["speedup"] or 0.0, _peer(peer)) for peer in report["peers"]]
-    for _, cells in sorted(lines, key=lambda line: -line[0]):
-        table.add_row(*cells)
-    for row in plain_rows(report):
-        table.add_row(
-            *(
-                Text(cell, style="dim")
-                for cell in (row["name"], "plain", "", "", "", number(row["tokens_per_second"], 1))
-            )
-        )
-    return table
+def _text(cell: Cell) -> Text:
+    style = STYLES.get(cell.kind, "") if isinstance(cell, Word) else ""
+    return Text(plain(cell_text(cell)), style=style)
 
 
-def _strategy(row: Row) -> list[Text]:
-    speed, acceptance, verdict = row["speed"], row["acceptance"], row["lossless"]["verdict"]
-    repetition = row["extra"].get("repetition", {})
-    cells = [
-        plain(row["name"]),
+def brief_table(report: Report, *, latency: bool) -> Table:
+    """Return measured strategies and peers, fastest first, then plain decodings; with `latency` where it is known."""
+    lines = [(row["speed"]["speedup"], _strategy(row), "") for row in ok_rows(report)]
+    lines += [(peer["speedup"] or 0.0, _peer(peer), "dim") for peer in report["peers"]]
+    lines.sort(key=lambda line: -line[0])
+    lines += [(0.0, _plain(row), "dim") for row in plain_rows(report)]
+    kept = [at for at in range(len(COLUMNS)) if latency or at not in (6, 7)]
+    rows = tuple(tuple(cells[at] for at in kept) for _, cells, _ in lines)
+    looks = tuple(look for _, _, look in lines)
+    return Table("", tuple(COLUMNS[at] for at in kept), rows, figures=range(2, len(kept) - 1), looks=looks)
+
+
+def _strategy(row: Row) -> Sequence[Cell]:
+    speed, acceptance = row["speed"], row["acceptance"]
+    return (
+        name_cell(row),
         row_params(row, 3),
         times(speed["speedup"]),
         row_interval(row),
         times(speed["predicted_speedup"]),
-        number(speed["tokens_per_second"], 1),
+        *speed_cells(row, speed["tokens_per_second"]),
         number(acceptance["alpha"]),
         number(acceptance["tau"]),
-        number(repetition.get("distinct_3")),
-    ]
-    return [*(Text(cell) for cell in cells), Text(verdict.replace("_", " "), style=COLOURS[verdict])]
+        number(row["extra"].get("repetition", {}).get("distinct_3")),
+        verdict_cell(row),
+    )
 
 
-def _peer(peer: Row) -> list[Text]:
-    failed = peer["speedup"] is None
-    cells = [
-        plain(peer["name"]),
-        "failed" if failed else "peer",
-        times(peer["speedup"]),
-        row_interval(peer),
-        "",
-        number(peer["tokens_per_second"], 1),
-        "",
-        "",
-        "",
-    ]
-    verdict = str(peer["verdict"])
-    return [*(Text(cell, style="dim") for cell in cells), Text(verdict.replace("_", " "), style="dim")]
+def _peer(peer: Row) -> Sequence[Cell]:
+    kind = "failed" if peer["speedup"] is None else "peer"
+    speed = (times(peer["speedup"]), row_interval(peer), "", *speed_cells(peer, peer["tokens_per_second"]))
+    return (name_cell(peer), kind, *speed, "", "", "", str(peer["verdict"]).replace("_", " "))
+
+
+def _plain(row: Row) -> Sequence[Cell]:
+    return (name_cell(row), "plain", "", "", "", *speed_cells(row, row["tokens_per_second"]), "", "", "", "")
+
+
+def _absent(report: Report) -> list[str]:
+    """Say why rows have no figures, one line a reason."""
+    reasons: dict[str, list[str]] = {}
+    for name, state, reason in absent_table(report).rows:
+        reasons.setdefault(f"{state}, {plain(reason)}", []).append(plain(name))
+    return ["; ".join(names) + f": {reason}" for reason, names in reasons.items()]

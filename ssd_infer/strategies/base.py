@@ -26,13 +26,13 @@ Auto = Literal["auto"]
 
 @dataclasses.dataclass(slots=True)
 class Resolved:
-    """A strategy with every `auto` settled; `params=None` means: decode plainly, for the reason in `note`."""
+    """A strategy with every `auto` resolved; `params=None` means: decode plainly, for the reason in `note`."""
 
     params: DraftParams | None
     note: str = ""
     predicted_speedup: float | None = None
     search: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """JSON-ready facts about a search that settled it: method, seconds, what was found."""
+    """JSON-ready facts about a search that resolved it: method, seconds, what was found."""
 
 
 class Strategy(Drafter):
@@ -114,12 +114,12 @@ class Strategy(Drafter):
     def resolve(
         cls, target: Target, params: DraftParams, prompts: list[list[int]], do_sample: bool
     ) -> Resolved:
-        """Settle every `auto` in `params`; may decide for plain decoding when no gain is predicted."""
+        """Resolve every `auto` in `params`; may decide for plain decoding when no gain is predicted."""
         del target, prompts, do_sample
         return Resolved(params)
 
     @classmethod
-    def settle(
+    def prepare(
         cls, target: Target, raw: Mapping[str, Any] | None, prompts: list[list[int]], do_sample: bool
     ) -> Resolved:
         """Check that the strategy applies, parse `draft_params`, and resolve every `auto` (ConfigError otherwise)."""

@@ -6,6 +6,7 @@ Names, kinds and groups are known without importing torch; a strategy's class is
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -125,8 +126,6 @@ def draft_problem(draft: str, kind: str | None = None) -> Problem | None:
 
 
 def _nearest(draft: str, known: Sequence[str]) -> str:
-    from difflib import get_close_matches
-
     near = get_close_matches(row_name(draft), known, n=1)
     return f"did you mean {near[0]}? " if near else ""
 

@@ -27,9 +27,9 @@ class GenerateOutput:
     draft: str | None = None
     """The strategy that really ran; None for plain decoding, also when a strategy fell back to it."""
     draft_params: dict[str, Any] = field(default_factory=dict)
-    """Its parameters with every `auto` settled."""
+    """Its parameters with every `auto` resolved."""
     note: str = ""
-    """Why a strategy fell back to plain decoding, or how `auto` was settled; and what to know of the text's length."""
+    """Why a strategy fell back to plain decoding, or how `auto` was resolved; and what to know of the text's length."""
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ def run(
     strategy: type[Strategy] | None,
     stream: Stream,
 ) -> Finished:
-    """Settle the draft's parameters and decode, the model in evaluation mode; it is left as it was.
+    """Resolve the draft's parameters and decode, the model in evaluation mode; it is left as it was.
 
     Raises ConfigError for ids outside the vocabulary and
     parameters that do not fit the model, UnsupportedModelError for architectures that cannot be split by layers.
@@ -59,7 +59,7 @@ def run(
         resolved = Resolved(None)
         if strategy is not None:
             wanted = request.draft_params, request.prompts, request.sampling.do_sample
-            resolved = strategy.settle(target, *wanted)
+            resolved = strategy.prepare(target, *wanted)
         if resolved.params is None:
             strategy = None
         sequences, stats = decode(

@@ -83,7 +83,7 @@ class StudyContext:
     """Texts to decode one after another as one stream, a list a stream; none unless they were asked for."""
     deadline: Deadline
     """By when the study must be done."""
-    settled: Deadline
+    calibrated: Deadline
     """By when a calibration must be done that the choice of parameters needs as well."""
     say: Callable[[str], None]
     time_trials: TimeTrials

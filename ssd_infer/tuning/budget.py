@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-OPENING, QUALITY, START, SETTLING, LAW, CLOSING = 0.03, 0.02, 0.06, 0.16, 0.08, 0.03
+OPENING, QUALITY, START, PREPARING, LAW, CLOSING = 0.03, 0.02, 0.06, 0.16, 0.08, 0.03
 """Shares of the limit for loading, the quality of exits, studies at the start, the choice of parameters, tests of the
 sampled law, and writing. Everything else, above 60 %, goes to measuring."""
 CONTEXTS, STREAMS = 0.4, 0.1
@@ -66,15 +66,15 @@ def deal(greedy: Sequence[bool], contexts: bool = False, streams: bool = False) 
     """Return phase → share of the limit by which it is done, in order; each phase may begin early, none ends late.
 
     `greedy` tells for every setting whether it decodes greedily, which needs no test of a sampled law. Phases of
-    setting n are called `settle n`, `measure n`, `law n` and `streams n`.
+    setting n are called `prepare n`, `measure n`, `law n` and `streams n`.
     """
     count, sampled = len(greedy), [not plain for plain in greedy]
     law = LAW * min(1, sum(sampled))
-    measuring = 1.0 - OPENING - QUALITY - START - SETTLING - law - CLOSING
+    measuring = 1.0 - OPENING - QUALITY - START - PREPARING - law - CLOSING
     long, streamed = measuring * CONTEXTS * contexts, measuring * STREAMS * streams
     parts = {"opening": OPENING, "quality": QUALITY, "start": START, "contexts": long}
     for number, draws in enumerate(sampled):
-        parts[f"settle {number}"] = SETTLING / count
+        parts[f"prepare {number}"] = PREPARING / count
         parts[f"measure {number}"] = (measuring - long - streamed) / count
         parts[f"law {number}"] = law * draws / max(1, sum(sampled))
         parts[f"streams {number}"] = streamed / count

@@ -44,7 +44,7 @@ def predict(
     gammas: Iterable[int] = GAMMAS,
     thresholds: Iterable[float] = THRESHOLDS,
 ) -> Prediction:
-    """Return the fastest outlook over `gammas` × `thresholds`."""
+    """Return the fastest prediction over `gammas` × `thresholds`."""
     c = costs.ratio(skips)
     found = []
     gammas = list(gammas)
@@ -57,7 +57,7 @@ def predict(
             alpha = accepted / drafted if drafted else 0.0
             speedup = (1 + accepted) / (drafted * c + v)
             found.append(Prediction(gamma, threshold, alpha, 1 + accepted, drafted, c, v, speedup))
-    return max(found, key=lambda outlook: outlook.speedup)
+    return max(found, key=lambda prediction: prediction.speedup)
 
 
 def geometric_speedup(acceptance: float, gamma: int, c: float, verify_ratio: float) -> float:

@@ -1,4 +1,4 @@
-"""Measure a draft against plain decoding before it is unverified: a predicted gain that is small may be none."""
+"""Measure a draft against plain decoding before it is trusted: a predicted gain that is small may be none."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def raced_speedups(
     def decoded(turn: int, contender: int) -> float:
         sampler = Sampler(SamplingParams(do_sample=do_sample), target.device, seed=turn)
         prompt, tokens = prompts[turn % len(prompts)][-PROMPT_TOKENS:], TOKENS if turn else _WARM_UP
-        drafter, settled = (strategy, entrants[contender - 1]) if contender else (None, None)
+        drafter, resolved = (strategy, entrants[contender - 1]) if contender else (None, None)
         start = time.perf_counter()
-        decode(target, [prompt], drafter, settled, tokens, sampler, StopRule())
+        decode(target, [prompt], drafter, resolved, tokens, sampler, StopRule())
         return time.perf_counter() - start
 
     key = (str(strategy), tuple(map(repr, entrants)), do_sample)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ssd_infer.config.checks import Checks
-from ssd_infer.config.evaluation import DEVICES, check_protocol
+from ssd_infer.config.evaluation import DEVICES, LAST_SEED, check_protocol
 from ssd_infer.strategies.registry import draft_problem
 from ssd_train.config.engines import ENGINES, SHARDING, zero_stage
 from ssd_train.config.rules_inputs import check_data, check_model
@@ -87,16 +87,25 @@ def _check_engine(cfg: Root, checks: Checks) -> None:
 def _check_run(cfg: Root, checks: Checks) -> None:
     """Check the keys of the root itself."""
     for key, name in (("recipe_name", cfg.recipe_name), ("run_name", cfg.run_name)):
-        good = re.fullmatch(r"\w[^/\\\0]*", name) is not None
+        good = re.fullmatch(r"\w[^/\\\0]*", name) is not None and _is_unicode(name)
         checks.require(good, key, "must be one directory name that begins with a letter or digit", name)
-        short = len(name.encode()) <= MAX_NAME_BYTES
+        short = len(name.encode(errors="replace")) <= MAX_NAME_BYTES
         checks.require(short, key, f"must be at most {MAX_NAME_BYTES} bytes long", name, "shorten it")
     checks.require(bool(cfg.output_root), "output_root", "must not be empty", cfg.output_root, "try outputs")
-    checks.at_least("seed", cfg.seed, 0)
+    checks.within("seed", cfg.seed, 0, LAST_SEED)
     checks.at_least("threads", cfg.threads, 0)
     checks.choice("resume", cfg.resume, ("auto", "never"))
     checks.choice("device", cfg.device.partition(":")[0], DEVICES)
     checks.choice("dtype", cfg.dtype, DTYPES)
+
+
+def _is_unicode(text: str) -> bool:
+    """Tell whether `text` can be written: bytes of a command line that are not UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _check_train(train: TrainConfig, checks: Checks) -> None:

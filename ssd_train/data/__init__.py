@@ -17,8 +17,9 @@ from ssd_infer.errors import DataError
 from ssd_train.config.schema import DataConfig, Root
 from ssd_train.data.framing import Encoder
 from ssd_train.data.hub import COMMIT
+from ssd_train.data.open_source import open_source
 from ssd_train.data.packing import PackedBlocks, token_dtype, write_json, write_tokens
-from ssd_train.data.sources import TextSource, open_source
+from ssd_train.data.sources import TextSource
 from ssd_train.data.tokenizer import load_tokenizer, vocabulary_hash
 
 __all__ = ["PackedBlocks", "TextData", "build"]

@@ -11,7 +11,7 @@ from ssd_train.config.schema import HFModelConfig, HubTextConfig, LocalTextConfi
 from ssd_train.config.schema_speech import HubSpeechConfig, SpeechDataConfig, SpeechModelConfig
 from ssd_train.data.hub import COMMIT, hub_content
 from ssd_train.data.local import local_contents
-from ssd_train.data.sources import open_source
+from ssd_train.data.open_source import open_source
 
 _TOKENIZER = (
     *("tokenizer*", "vocab*", "merges*", "added_tokens*", "special_tokens_map*", "chat_template*"),
@@ -36,7 +36,7 @@ def _data_contents(cfg: Root) -> dict[str, str]:
     ):  # opening it would download all of it
         return {"data.name": hub_content(data.name, data.subset, data.revision)}
     if isinstance(data, SpeechDataConfig):
-        from ssd_train.data.speech.sources import open_speech
+        from ssd_train.data.speech.open_speech import open_speech
 
         return open_speech(data, cfg.seed).contents
     if isinstance(data, LocalTextConfig):
@@ -80,7 +80,7 @@ def _commit(name: str, revision: str | None) -> str | None:
     for file in ("config.json", "tokenizer_config.json"):
         try:
             path = cached_file(name, file, revision=revision, _raise_exceptions_for_missing_entries=False)
-        except OSError:  # no such model, no network: loading it says so with all the search_environment
+        except OSError:  # no such model, no network: loading it says so with all the reasons
             return None
         if path is not None:
             return extract_commit_hash(str(path), None)

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from ssd_infer.corpus import stdlib as stdlib_corpus
-from ssd_infer.errors import DataError
-from ssd_train.config.schema import DataConfig, HubTextConfig, LocalTextConfig, StdlibTextConfig
+from ssd_train.config.schema import StdlibTextConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,20 +33,6 @@ class TextSource:
     validation: Passages
     contents: dict[str, str] = field(default_factory=dict)
     """Hashes of all that was read, by the dotted key that names it."""
-
-
-def open_source(cfg: DataConfig) -> TextSource:
-    """Return the source `cfg` describes; raise `DataError` when it cannot be read."""
-    from ssd_train.data.hub import hub_source
-    from ssd_train.data.local import local_source
-
-    if isinstance(cfg, StdlibTextConfig):
-        return stdlib_source(cfg)
-    if isinstance(cfg, LocalTextConfig):
-        return local_source(cfg)
-    if isinstance(cfg, HubTextConfig):
-        return hub_source(cfg)
-    raise DataError(f"data.kind: must be stdlib_text, local or hub (got {cfg.kind!r}); try data=stdlib_text")
 
 
 def held_out(passages: Passages, share: float) -> tuple[Passages, Passages]:

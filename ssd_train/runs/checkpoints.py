@@ -270,7 +270,7 @@ def measured_gain(run_dir: Path, step: int) -> dict[str, Any] | None:
     """
     try:
         report = read_report(run_dir / "reports" / f"step-{step}")
-    except ReportError:  # none yet, or one that cannot be unverified
+    except ReportError:  # none yet, or one that cannot be trusted
         return None
     row = find_row(report, report["verdict"]["best_strategy"])
     if row is None or not gains(row):

@@ -48,7 +48,8 @@ def check_same_run(cfg: Root, saved: Mapping[str, Any], step: int) -> None:
         if now == then:
             continue
         if key == _EXTENDABLE:
-            _say_what_jumps(cfg, then, step)
+            if not problems:
+                _say_what_jumps(cfg, then, step)
             continue
         if _belongs_to_another_kind(key, current, saved):
             continue

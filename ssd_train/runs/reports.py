@@ -13,6 +13,9 @@ from typing import Any
 import torch
 
 from ssd_infer.config.evaluation import EvalSettings
+from ssd_infer.evaluation import alone
+from ssd_infer.evaluation.series import reported
+from ssd_infer.report.terminal import print_report
 from ssd_train.config.schema import Root
 from ssd_train.runs.checkpoints import CheckpointStore
 from ssd_train.runs.randomness import untouched_randomness
@@ -50,8 +53,6 @@ class Reporter:
 
         Raises SSDError when the evaluation cannot be made; the checkpoints are safe by then.
         """
-        from ssd_infer.evaluation.series import reported
-
         steps = store.steps()
         if not self.cfg.eval.enabled or not steps:
             return
@@ -64,8 +65,6 @@ class Reporter:
             print(_better(best, store.best_facts()))
 
     def _evaluate(self, path: Path, step: int) -> None:
-        from ssd_infer.evaluation import alone
-
         out = self.directory(step)
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()  # the child needs room for the model beside this process
@@ -100,6 +99,4 @@ def _better(best: Path, facts: dict[str, Any]) -> str:
 
 
 def _show(out: Path) -> None:
-    from ssd_infer.report.terminal import print_report
-
     print_report(json.loads((out / "report.json").read_text(encoding="utf-8")), out)

@@ -52,11 +52,19 @@ def test_defaults_and_draft_files(compose, checkpoint):
 
 
 def test_all_mistakes_together(compose, checkpoint):
-    wrong = ("samples=0", "dtype=fp32", "tasks=[stdlib_prse]", "temperatures=[-1]", "top_p=0", "+typo=1")
+    wrong = (
+        "samples=0",
+        "dtype=fp32",
+        "tasks=[stdlib_prse]",
+        "temperatures=[-1]",
+        "top_p=0",
+        "seed=4294967296",
+        "+typo=1",
+    )
     with pytest.raises(ConfigError) as caught:
         settings_of(compose(f"checkpoint={checkpoint}", *wrong, name="evaluate"))
     keys = [problem.key for problem in caught.value.problems]
-    assert sorted(keys) == ["dtype", "samples", "tasks.0", "temperatures.0", "top_p", "typo"]
+    assert sorted(keys) == ["dtype", "samples", "seed", "tasks.0", "temperatures.0", "top_p", "typo"]
     assert "did you mean 'stdlib_prose'?" in str(caught.value)
 
 

@@ -78,6 +78,8 @@ def test_wheel(tmp_path):
         "ssd_train",
     }
     assert "ssd_infer/report/report.schema.json" in names
+    templates = {f"ssd_infer/report/templates/{n}.html.j2" for n in ("page", "parts", "report", "comparison")}
+    assert templates <= set(names)
     assert {"ssd_infer/py.typed", "ssd_train/py.typed"} <= set(names)
     assert [n for n in option_names("draft") if f"ssd_conf/draft/{n}.yaml" not in names] == []
     python = environment(tmp_path / "env")

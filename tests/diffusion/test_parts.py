@@ -157,7 +157,7 @@ def test_cached_blocks_equal_the_full_forward_and_can_be_run_again(attention: st
         states = [row.first() for row in canvases]
         memory.evaluate([[state] for state in states])
         kept = [memory.keep(row, 0, state) for row, state in enumerate(states)]
-        memory.settle()
+        memory.finish_round()
         seen = []
         for _ in range(2):
             passed = memory.evaluate(
@@ -212,7 +212,7 @@ def test_the_cache_keeps_and_drops_rows() -> None:
     cache.keep(0, 0, 2)
     cache.keep(0, 4, 2)
     cache.keep(1, 2, 2)
-    cache.settle()
+    cache.finish_round()
     assert (cache.prefix, cache.base) == ([4, 2], 4)
     keys, _ = cache.update(table[:, :, :1], table[:, :, :1], 0)
     assert keys[0, 0, :4, 0].tolist() == [0, 1, 4, 5]

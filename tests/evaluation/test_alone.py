@@ -17,7 +17,7 @@ from rich.console import Console
 from ssd_infer.config.evaluation import EvalSettings
 from ssd_infer.errors import CheckpointError, ConfigError, DataError, SSDError
 from ssd_infer.evaluation import alone
-from ssd_infer.evaluation.alone import evaluate_alone, rebuilt, surroundings
+from ssd_infer.evaluation.alone import environment_alone, evaluate_alone, rebuilt
 from ssd_infer.evaluation.progress import spinner
 from ssd_infer.threads import wait_passively
 from tests.conftest import build_model
@@ -109,7 +109,7 @@ def test_errors_keep_their_kind_and_words() -> None:
     assert issubclass(ConfigError, SSDError)
 
 
-def test_the_surroundings_hold_no_rank_and_keep_what_was_set() -> None:
+def test_the_environment_holds_no_rank_and_keeps_what_was_set() -> None:
     given = {
         "RANK": "1",
         "ACCELERATE_USE_FSDP": "1",
@@ -117,7 +117,7 @@ def test_the_surroundings_hold_no_rank_and_keep_what_was_set() -> None:
         "HOME": "/h",
         "PYTHONPATH": "/p",
     }
-    found = surroundings(given)
+    found = environment_alone(given)
     assert found["OMP_WAIT_POLICY"] == "ACTIVE"
     assert found["KMP_BLOCKTIME"] == "0"
     assert found["HOME"] == "/h"

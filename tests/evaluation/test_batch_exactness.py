@@ -30,7 +30,7 @@ from ssd_infer.evaluation.batch_text import greedy_in_batches, law_of_groups, ra
 from ssd_infer.evaluation.contenders import Contender, ours
 from ssd_infer.evaluation.distribution import SETTINGS, judge_sampling
 from ssd_infer.evaluation.transformers_side import hf_baseline
-from ssd_infer.report import exit_code
+from ssd_infer.report.rows import exit_code
 from ssd_infer.strategies.early_exit.early_exit import EarlyExit
 from ssd_infer.strategies.info import StrategyInfo
 from ssd_infer.strategies.study import Sampling

@@ -19,7 +19,7 @@ from ssd_infer.evaluation.strategies import select_candidates
 from ssd_infer.evaluation.studies import Findings
 from ssd_infer.strategies.base import Resolved
 from ssd_infer.strategies.sparse_attention import prefilled, sweep
-from ssd_infer.strategies.sparse_attention import sparse_calibration as settle
+from ssd_infer.strategies.sparse_attention import sparse_attention as strategy
 from ssd_infer.strategies.sparse_attention.long_context import PLAIN, THEIRS, cell_report, measure_cell
 from ssd_infer.strategies.sparse_attention.prefilled import Prefilled, prefill, prefill_once, room_for
 from ssd_infer.strategies.study import Sampling
@@ -47,7 +47,7 @@ def test_every_contender_goes_on_from_the_same_untouched_rows(tiny_model: ModelF
     filled = Prefilled(target, [prefill(target, prompt) for prompt in prompts], 3, NEW)
     assert filled.prompts == [*prompts, prompts[0]]
     before = [part[:, :, :60].clone() for layer in range(3) for part in filled.cache.held(layer)]
-    found = {row.name: row for row in measure_cell(filled, DRAFTS, NEW, repeats=2)}
+    found = {row.name: row for row in measure_cell(strategy.SparseAttention, filled, DRAFTS, NEW, repeats=2)}
     after = [part[:, :, :60] for layer in range(3) for part in filled.cache.held(layer)]
     assert all(torch.equal(left, right) for left, right in zip(before, after, strict=True))
     assert set(found) == {PLAIN, THEIRS, *DRAFTS}
@@ -66,7 +66,9 @@ def test_prompts_are_heard_before_the_first_draft(tiny_model: ModelFactory) -> N
     filled = Prefilled(target, [prefill(target, prompt) for prompt in prompts_of(2)], 2, NEW)
     (row,) = (
         row
-        for row in measure_cell(filled, {"pillar": DRAFTS["pillar"]}, NEW, 1, their_tokens=0)
+        for row in measure_cell(
+            strategy.SparseAttention, filled, {"pillar": DRAFTS["pillar"]}, NEW, 1, their_tokens=0
+        )
         if row.name == "pillar"
     )
     rounds = len(row.report["per_position"]) > 0
@@ -77,7 +79,9 @@ def test_prompts_are_heard_before_the_first_draft(tiny_model: ModelFactory) -> N
 def test_a_cell_reports_ratios_and_verdicts(tiny_model: ModelFactory) -> None:
     target = Target.of(_model := tiny_model())
     filled = Prefilled(target, [prefill(target, prompt) for prompt in prompts_of(2)], 2, NEW)
-    found = measure_cell(filled, {"pillar": DRAFTS["pillar"]}, NEW, 1, their_tokens=NEW // 2)
+    found = measure_cell(
+        strategy.SparseAttention, filled, {"pillar": DRAFTS["pillar"]}, NEW, 1, their_tokens=NEW // 2
+    )
     plain, theirs, pillar = cell_report(found, filled.slot_bytes, strict=True)
     assert plain["verdict"] == theirs["verdict"] == pillar["verdict"] == "pass"
     fastest = max(plain["tokens_per_second"], theirs["tokens_per_second"])
@@ -144,7 +148,7 @@ def test_a_sweep_has_every_cell_and_acceptance_by_budget(
         return [Task("long_continuation", prompts_of(count, context))]
 
     monkeypatch.setattr(sweep, "build_tasks", build)
-    found = sweep.sparse_sweep(context_of(tiny_model()))
+    found = sweep.sparse_sweep(strategy.SparseAttention, context_of(tiny_model()))
     assert [(cell["batch"], cell["name"]) for cell in found["cells"]] == [
         (batch, name) for batch in (1, 3) for name in (PLAIN, THEIRS, "sparse_attention")
     ]
@@ -152,20 +156,31 @@ def test_a_sweep_has_every_cell_and_acceptance_by_budget(
     reads = [row["kv_bytes_per_token"] * row["tau"] for row in found["budgets"]]
     assert reads == sorted(reads)
     hurried = context_of(tiny_model(), deadline=Budget(1e-9).deadline(1))
-    short = sweep.sparse_sweep(hurried)
+    short = sweep.sparse_sweep(strategy.SparseAttention, hurried)
     assert len(short["cells"]) == 3
     assert hurried.notes == ["the time limit left out batch 3 at 40 tokens of context"]
 
 
 def test_a_sweep_that_cannot_be_made_says_why(tiny_model: ModelFactory) -> None:
     model = tiny_model()
-    assert sweep.sparse_sweep(context_of(model, settings=EvalSettings(checkpoint="-"))) == {}
-    assert "no tokenizer" in sweep.sparse_sweep(context_of(model, tokenizer=None))["reason"]
-    assert sweep.sparse_sweep(context_of(model, target="no layers")) == {"reason": "no layers"}
+    assert (
+        sweep.sparse_sweep(strategy.SparseAttention, context_of(model, settings=EvalSettings(checkpoint="-")))
+        == {}
+    )
+    assert (
+        "no tokenizer"
+        in sweep.sparse_sweep(strategy.SparseAttention, context_of(model, tokenizer=None))["reason"]
+    )
+    assert sweep.sparse_sweep(strategy.SparseAttention, context_of(model, target="no layers")) == {
+        "reason": "no layers"
+    }
     other = EvalSettings(checkpoint="-", contexts=[40], draft="ngram")
-    assert "draft=ngram only" in sweep.sparse_sweep(context_of(model, settings=other))["reason"]
+    assert (
+        "draft=ngram only"
+        in sweep.sparse_sweep(strategy.SparseAttention, context_of(model, settings=other))["reason"]
+    )
     windowed = tiny_model("mistral", sliding_window=16)
-    assert "sliding window" in sweep.sparse_sweep(context_of(windowed))["reason"]
+    assert "sliding window" in sweep.sparse_sweep(strategy.SparseAttention, context_of(windowed))["reason"]
 
 
 @pytest.mark.parametrize(
@@ -201,15 +216,15 @@ def test_a_sweep_that_fails_costs_the_report_nothing(
     def build(_names: Any, _tokenizer: Any, count: int, context: int, _seed: int) -> list[Task]:
         return [Task("long_continuation", prompts_of(count, context))]
 
-    def short_of_memory(filled: Prefilled, *arguments: Any, **more: Any) -> Any:
+    def short_of_memory(kind: Any, filled: Prefilled, *arguments: Any, **more: Any) -> Any:
         if len(filled.rows) == 3:
             raise RuntimeError("not enough memory")
-        return measure_cell(filled, *arguments, **more)
+        return measure_cell(kind, filled, *arguments, **more)
 
     monkeypatch.setattr(sweep, "build_tasks", build)
     monkeypatch.setattr(sweep, "measure_cell", short_of_memory)
     context = context_of(tiny_model())
-    found = sweep.sparse_sweep(context)
+    found = sweep.sparse_sweep(strategy.SparseAttention, context)
     assert {cell["batch"] for cell in found["cells"]} == {1}
     assert found["budgets"]
     rule = "the sweep at batch 3 and 40 tokens of context failed: RuntimeError: not enough memory"
@@ -225,7 +240,7 @@ def test_contexts_shorter_than_what_is_heard_of_them(
     target = Target.of(model)
     filled = Prefilled(target, [prefill(target, row) for row in prompts_of(2, length)], 3, NEW)
     params = {"selector": selector, "ratio": 0.1, "min_budget": 1, "gamma": 3, "cold_start": "prompt"}
-    cell = measure_cell(filled, {"draft": params}, NEW, 1, their_tokens=0)
+    cell = measure_cell(strategy.SparseAttention, filled, {"draft": params}, NEW, 1, their_tokens=0)
     assert [row["verdict"] for row in cell_report(cell, filled.slot_bytes, strict=True)] == ["pass"] * 2
 
 
@@ -234,7 +249,7 @@ def test_there_is_room_for_the_longest_draft(tiny_model: ModelFactory) -> None:
     target, params = Target.of(model), {"gamma": 100, "ratio": 1.0}
     rows = [prefill(target, row) for row in prompts_of(2)]
     filled = Prefilled(target, rows, 2, NEW, room_for([params, {"gamma": "auto"}, {}]))
-    cell = measure_cell(filled, {"draft": params}, NEW, 1, their_tokens=0)
+    cell = measure_cell(strategy.SparseAttention, filled, {"draft": params}, NEW, 1, their_tokens=0)
     assert [row["verdict"] for row in cell_report(cell, filled.slot_bytes, strict=True)] == ["pass"] * 2
 
 
@@ -249,7 +264,7 @@ def test_automatic_settings_are_those_of_the_timed_batch(
         seen.append(prompts)
         return Resolved(None)
 
-    monkeypatch.setattr(settle, "resolve_sparse_attention", resolve_sparse_attention)
+    monkeypatch.setattr(strategy, "resolve_sparse_attention", resolve_sparse_attention)
     model = tiny_model()
     rows = [*prompts_of(2, 9), *prompts_of(1, 30)]
     for size in (1, 4):

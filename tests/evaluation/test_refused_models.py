@@ -13,8 +13,8 @@ from torch import nn
 from ssd_infer.__main__ import main
 from ssd_infer.config.evaluation import EvalSettings
 from ssd_infer.evaluation import evaluate
-from ssd_infer.report import read_report
 from ssd_infer.report.schema import FAMILIES
+from ssd_infer.report.write import read_report
 from tests.causal_families import tiny
 from tests.conftest import build_model
 

@@ -19,11 +19,13 @@ from ssd_infer.config.evaluation import EvalSettings
 from ssd_infer.errors import CheckpointError, ConfigError, DataError, OutputError
 from ssd_infer.evaluation import evaluate, runner, section
 from ssd_infer.evaluation.series import evaluate_run, find_checkpoints
-from ssd_infer.report import exit_code, read_report, validate
-from ssd_infer.report.rows import gains, noise_rows, plain_rows
+from ssd_infer.report.rows import exit_code, gains, noise_rows, plain_rows
+from ssd_infer.report.schema import validate
+from ssd_infer.report.write import read_report
 from ssd_infer.strategies.base import Resolved
-from ssd_infer.strategies.early_exit.early_exit import EarlyExit, EarlyExitParams
+from ssd_infer.strategies.early_exit.early_exit import EarlyExit
 from ssd_infer.strategies.early_exit.exit_calibration import ExitProfile
+from ssd_infer.strategies.early_exit.exit_params import EarlyExitParams
 from ssd_infer.strategies.skip_layers import SKIP_SET, SWIFT
 from tests.conftest import build_model
 from tests.registered import know_only
@@ -74,6 +76,15 @@ def full(checkpoint: Path) -> Iterator[dict[str, Any]]:
     report = evaluate(settings(checkpoint, grid=True), said.append)
     assert len(said) >= 5
     return report
+
+
+def test_plain_decoding_that_fails_is_a_warning_with_its_reason(checkpoint: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(checkpoint, tmp_path / "step-7")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, None]}))
+    report = evaluate(settings(folder, temperatures=[0.0], draft="early_exit", out=str(tmp_path / "out")))
+    warnings = [line for line in report["verdict"]["warnings"] if line.startswith("ssd_plain failed: ")]
+    assert len(warnings) == 1
+    assert "generation_config.eos_token_id: must be a token id" in warnings[0]
 
 
 def rows(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -511,7 +522,7 @@ def test_series_skips_what_is_reported_and_compares(
             "weights_sha256": weights_sha256(wanted.checkpoint),
             "step": 10,
         }
-        from ssd_infer.report import write_report
+        from ssd_infer.report.write import write_report
 
         write_report(report, Path(str(wanted.out)))
         return report

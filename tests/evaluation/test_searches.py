@@ -19,7 +19,7 @@ from ssd_infer.report.markdown import render_markdown
 from ssd_infer.report.rows import ok_rows
 from ssd_infer.report.table import tables_of
 from ssd_infer.strategies.skip_layers import saved_search as store
-from ssd_infer.strategies.skip_layers import skip_calibration as settle
+from ssd_infer.strategies.skip_layers import skip_calibration as calibration
 from ssd_infer.strategies.skip_layers.search_report import TITLE
 from ssd_infer.strategies.skip_layers.search_result import SearchResult
 from ssd_infer.strategies.study import Sampling
@@ -97,15 +97,15 @@ def test_every_method_is_a_row_of_one_report(report: dict[str, Any]) -> None:
 def test_who_takes_part(wanted: str, present: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     model = build_model(layers=4)
     target = Target.of(model)
-    outlook = Prediction(3, 0.0, 0.8, 3.4, 3.0, 0.4, 1.1, 0.9)
-    found = SearchResult(SkipSet.of([1], [1]), outlook, "bayes", 1.0, 3)
+    prediction = Prediction(3, 0.0, 0.8, 3.4, 3.0, 0.4, 1.1, 0.9)
+    found = SearchResult(SkipSet.of([1], [1]), prediction, "bayes", 1.0, 3)
     asked: list[float] = []
 
     def search(*arguments: Any) -> SearchResult:
         asked.append(arguments[-1])
         return found
 
-    monkeypatch.setattr(settle, "_search", search)
+    monkeypatch.setattr(calibration, "_search", search)
     prompts = [[2, 3, 4, 5, 6, 7, 8, 9]]
     field = select_candidates(model, target, wanted, {}, Sampling(), prompts, search_seconds=3.5)
     assert {item.name for item in field.contenders} == present
@@ -128,8 +128,8 @@ def test_saved_sets_of_several_methods_live_together(checkpoint: Path, tmp_path:
     model = build_model(layers=4)
     target = Target.of(model)
     for method, layer, speedup in (("dp", 1, 1.2), ("bayes", 2, 1.1), ("bayes", 3, 1.15)):
-        outlook = Prediction(3, 0.0, 0.8, 3.4, 3.0, 0.4, 1.1, speedup)
-        store.save(tmp_path, target, False, SearchResult(SkipSet.of([layer], []), outlook, method, 1.0, 1))
+        prediction = Prediction(3, 0.0, 0.8, 3.4, 3.0, 0.4, 1.1, speedup)
+        store.save(tmp_path, target, False, SearchResult(SkipSet.of([layer], []), prediction, method, 1.0, 1))
     found = {method: store.load(tmp_path, target, False, method)[0] for method in ("dp", "bayes", None)}
     assert {key: item.skips.attention for key, item in found.items() if item} == {
         "dp": {1},

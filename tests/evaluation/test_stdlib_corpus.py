@@ -66,7 +66,7 @@ def test_the_split_of_a_name_never_changes() -> None:
 
 
 def test_the_corpus_is_the_same_in_another_process() -> None:
-    code = "from ssd_infer.corpus import stdlib_corpus; print(stdlib_corpus.fingerprint())"
+    code = "from ssd_infer.corpus import stdlib as stdlib_corpus; print(stdlib_corpus.fingerprint())"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == stdlib_corpus.fingerprint()
 

@@ -94,7 +94,7 @@ def test_a_damaged_checkpoint_gets_no_report(tmp_path: Path, capsys: pytest.Capt
         run.save(step)
         folder = run.directory / "checkpoints" / f"step-{step}"
         (folder / "weights.bin").write_bytes(b"1234")
-        (folder / "ssd.json").write_text('{"step": 0}')
+        (folder / "ssd.json").write_text(json.dumps({"step": step}))
         entry = {"bytes": 4, "sha256": hashlib.sha256(b"1234").hexdigest()}
         (folder / "ssd_manifest.json").write_text(json.dumps({"files": {"weights.bin": entry}}))
     (run.directory / "checkpoints" / "step-5" / "weights.bin").write_bytes(b"1235")

@@ -13,7 +13,7 @@ import torch
 import ssd_infer
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import ConfigError
-from ssd_infer.strategies.reduced_experts import expert_calibration as settle
+from ssd_infer.strategies.reduced_experts import expert_calibration as calibration
 from ssd_infer.strategies.reduced_experts.expert_calibration import Candidate
 from ssd_infer.strategies.reduced_experts.expert_costs import WIDTHS
 from ssd_infer.strategies.reduced_experts.expert_views import reduced_view
@@ -272,11 +272,11 @@ def test_the_best_predictions_are_raced_and_the_fastest_decodes(monkeypatch: pyt
         for at, (k_draft, way) in enumerate(order)
     ]
     target = Target.of(build_moe())
-    settled = settle._decide(target, found[::-1], ROWS, False).params
+    resolved = calibration._decide(target, found[::-1], ROWS, False).params
     assert raced == [order[:4]]
-    assert (settled.k_draft, settled.prefetch) == (1, False)
+    assert (resolved.k_draft, resolved.prefetch) == (1, False)
     hopeless = [Candidate(0.9, ReducedExpertsParams(k_draft=1, prefetch=True), "")]
-    assert settle._decide(target, hopeless, ROWS, False).params is None
+    assert calibration._decide(target, hopeless, ROWS, False).params is None
     assert len(raced) == 1
 
 
@@ -284,7 +284,7 @@ def test_costs_come_from_all_texts_and_real_rounds() -> None:
     """Every width is timed, a wider pass never costs less, and rounds cost more than their passes."""
     model = build_moe(dtype=torch.float32)
     params = ReducedExpertsParams(k_draft=1, gamma=4, at_hand=False)
-    profile = settle.make_profile(Target.of(model), params, ROWS, False)
+    profile = calibration.make_profile(Target.of(model), params, ROWS, False)
     costs = profile.costs
     assert costs.widths == WIDTHS
     assert list(costs.verify) == sorted(costs.verify)

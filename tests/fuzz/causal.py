@@ -228,10 +228,10 @@ def _by_transformers(model: Built, case: Case, strategy: type[Drafter] | None) -
 def _by_turns(model: Built, case: Case, strategy: type[Drafter] | None) -> Found:
     """Decode a stream that goes on after every prompt of the case."""
     turns = [list(prompt_of(row)) for row in case.prompts]
-    settled = (
-        None if strategy is None else strategy.settle(model.target, case.params, turns[:1], case.sampled)
+    resolved = (
+        None if strategy is None else strategy.prepare(model.target, case.params, turns[:1], case.sampled)
     )
-    params = None if settled is None else settled.params
+    params = None if resolved is None else resolved.params
     sampler = Sampler(SamplingParams(**_sampling(case)), torch.device("cpu"), 0)
     tokens, stats = decode_turns(model.target, turns, strategy, params, case.budget, sampler)
     return Found([tokens], stats)

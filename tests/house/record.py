@@ -111,6 +111,9 @@ def stop_the_clock() -> None:
 
     for name in ("perf_counter", "monotonic", "process_time"):
         setattr(time, name, read)
+    time.perf_counter_ns = lambda: round(
+        1e9 * now[0]
+    )  # reading it takes no time: it only says when tokens came
     import torch
 
     def work(module: torch.nn.Module, _: Any) -> None:

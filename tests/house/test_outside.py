@@ -99,12 +99,12 @@ def test_a_strategy_from_outside_is_reported_and_compared(
         assert row["extra"]["tables"][0]["columns"] == ["right guesses", "rounds"]
         assert row["extra"]["plots"][0]["kind"] == "bar"
         for name in ("report.md", "report.html"):
-            assert "repeat_last: Right guesses" in (tmp_path / "new" / name).read_text()
+            assert "repeat last: Right guesses" in (tmp_path / "new" / name).read_text()
     older = json.loads((ROOT / "tests" / "report" / "report_v1.json").read_text())
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "report.json").write_text(json.dumps(older))
     compared = run(python, "-m", "ssd_infer.compare", "old/report.json", "new/report.json", folder=tmp_path)
-    assert "repeat_last" in compared.stdout, compared.stdout + compared.stderr
+    assert "repeat last" in compared.stdout, compared.stdout + compared.stderr
 
 
 def test_a_recipe_from_outside_trains_and_its_keys_are_checked(python: Path, tmp_path: Path) -> None:

@@ -264,6 +264,43 @@ def test_problems_of_a_draft_come_with_the_others(causal: Call, diffusion: Call)
     }
 
 
+class Unprintable:
+    """An object whose own description raises."""
+
+    def __repr__(self) -> str:
+        """Raise."""
+        raise RuntimeError("no description")
+
+
+def test_what_cannot_be_described_is_named_by_its_type(causal: Call) -> None:
+    with pytest.raises(ConfigError, match="Unprintable object"):
+        causal(max_new_tokens=Unprintable())
+
+
+@pytest.mark.parametrize("tiny", [1e-300, 1e-46, 1e-12])
+def test_the_smallest_nucleus_holds_the_most_likely_token(causal: Call, tiny: float) -> None:
+    assert causal(do_sample=True, top_p=tiny, seed=1).sequences == causal().sequences
+
+
+def test_parameters_of_drafts_may_be_numbers_of_other_libraries(causal: Call, diffusion: Call) -> None:
+    given = {"exit_layer": np.int64(2), "gamma": torch.tensor(2), "confidence": np.float32(0.5)}
+    out = causal(draft="early_exit", draft_params=given)
+    assert out.draft_params == {"exit_layer": 2, "gamma": 2, "confidence": 0.5}
+    given = {"skip_attention": np.array([1]), "skip_mlp": [np.int64(1)], "gamma": 2, "confidence": 0.0}
+    out = causal(draft="skip_set", draft_params=given | {"aim": 0.5, "guard": 0.0})
+    assert (out.draft_params["skip_attention"], out.draft_params["skip_mlp"]) == ([1], [1])
+    chain = {"drafter": "ssd_chain", "gamma": np.int64(2)}
+    assert diffusion(draft="fewer_steps", draft_params=chain).draft_params["gamma"] == 2
+
+
+@pytest.mark.parametrize("value", [np.array([1, 2]), np.array([]), torch.tensor([1, 2])], ids=str)
+def test_several_numbers_for_one_are_refused(causal: Call, diffusion: Call, value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"draft_params\.gamma: must be an integer"):
+        causal(draft="early_exit", draft_params={"gamma": value})
+    with pytest.raises(ConfigError, match=r"draft_params\.gamma: must be an integer"):
+        diffusion(draft="fewer_steps", draft_params={"drafter": "ssd_chain", "gamma": value})
+
+
 OFF: list[dict[str, Any]] = [
     {"temperature": None, "top_k": None, "top_p": None},
     {"temperature": np.float32(1.0), "top_k": np.int64(0), "top_p": torch.tensor(1.0)},

@@ -14,8 +14,8 @@ import ssd_infer
 from ssd_infer.engine.sampling import Sampler, SamplingParams
 from ssd_infer.engine.target import Target
 from ssd_infer.engine.uniforms import Purpose, Uniforms
-from ssd_infer.strategies.sparse_attention.sparse_attention import SparseAttentionParams
 from ssd_infer.strategies.sparse_attention.sparse_calibration import draft_length_controller
+from ssd_infer.strategies.sparse_attention.sparse_params import SparseAttentionParams
 from tests.conftest import build_model
 
 ROWS = [[5, 6, 7, 5, 6, 7, 5], [9, 8], [3, 4, 3, 4, 3], [11, 12, 13, 14]]

@@ -13,7 +13,8 @@ from ssd_infer.engine.sublayers import SkipSet, skip_view, unsupported_reason
 from ssd_infer.engine.target import Target
 from ssd_infer.engine.window import Window
 from ssd_infer.errors import ConfigError
-from ssd_infer.strategies.skip_layers.skip_set import SkipSetDrafter, SkipSetParams
+from ssd_infer.strategies.skip_layers.skip_params import SkipSetParams
+from ssd_infer.strategies.skip_layers.skip_set import SkipSetDrafter
 from ssd_infer.strategies.skip_layers.threshold import AdaptiveThreshold
 from tests.conftest import FAMILIES, ModelFactory, build_model
 from tests.infer import test_sampling_law as sampling
@@ -223,8 +224,8 @@ def test_layers_wrapped_between_two_decodings_are_examined_again(tiny_model: Mod
 
 
 def test_settled_parameters_say_so() -> None:
-    assert SkipSetParams([1], [], 3, 0.0).settled
-    assert not SkipSetParams([1], [], 3).settled
+    assert SkipSetParams([1], [], 3, 0.0).resolved
+    assert not SkipSetParams([1], [], 3).resolved
     assert SkipSetParams([1], [], 3).skips == SkipSet.of([1], [])
 
 

@@ -12,7 +12,7 @@ from ssd_infer.engine.sublayers import SkipSet
 from ssd_infer.engine.target import Target
 from ssd_infer.strategies.skip_layers.episode import Episode
 from ssd_infer.strategies.skip_layers.online import AcceptanceDrop
-from ssd_infer.strategies.skip_layers.swift import FORESEEN, Swift, _Budget
+from ssd_infer.strategies.skip_layers.swift import EXPECTED_TOKENS, Swift, _Budget
 from ssd_infer.tuning.prediction import Prediction
 from ssd_infer.tuning.sublayer_costs import remember_costs
 from tests.conftest import FAMILIES, ModelFactory, build_model
@@ -132,7 +132,7 @@ def _promise_too_much(self: Episode, _skips: SkipSet) -> bool:
     """Adopt the worst set there is, and promise the moon."""
     layers = range(1, self.proposer.num_layers - 1)
     self.best, self.trials = SkipSet.of(layers, layers), self.trials + 1
-    self.outlook = Prediction(4, 0.0, 1.0, 5.0, 4.0, 0.1, 1.0, 3.0)
+    self.prediction = Prediction(4, 0.0, 1.0, 5.0, 4.0, 0.1, 1.0, 3.0)
     return self.trials == 1
 
 
@@ -173,8 +173,8 @@ def test_searching_does_not_count_on_a_stream_that_may_end_early(
 
     monkeypatch.setattr(_Budget, "affords", affords)
     model = prepare(tiny_model(layers=5, initializer_range=0.1), 5)
-    swift(model, prompts(1, 97), FORESEEN + 90)
-    assert left[0] == left[1] == FORESEEN * flat_costs(5, 10.0, 10.0, 0.0).whole.plain
+    swift(model, prompts(1, 97), EXPECTED_TOKENS + 90)
+    assert left[0] == left[1] == EXPECTED_TOKENS * flat_costs(5, 10.0, 10.0, 0.0).whole.plain
     assert left[-1] < left[0]
 
 
@@ -197,7 +197,7 @@ def test_an_exception_inside_a_search_leaves_the_model_alone(
 def test_a_small_promise_is_not_drafted_on(tiny_model: ModelFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     def promise(self: Episode, skips: SkipSet) -> bool:
         self.best, self.trials = skips, self.trials + 1
-        self.outlook = Prediction(4, 0.0, 0.5, 3.0, 4.0, 0.3, 1.0, 1.05)
+        self.prediction = Prediction(4, 0.0, 0.5, 3.0, 4.0, 0.3, 1.0, 1.05)
         return True
 
     monkeypatch.setattr(Episode, "score", promise)

@@ -10,12 +10,13 @@ import torch
 import ssd_infer
 from ssd_infer.engine.target import Target
 from ssd_infer.strategies.sparse_attention import draft_length as pace_module
-from ssd_infer.strategies.sparse_attention import sparse_calibration as settle
+from ssd_infer.strategies.sparse_attention import sparse_calibration as calibration
 from ssd_infer.strategies.sparse_attention import sparse_memory as memory
 from ssd_infer.strategies.sparse_attention.draft_length import DraftLengthController
 from ssd_infer.strategies.sparse_attention.selectors import Pillar
-from ssd_infer.strategies.sparse_attention.sparse_attention import SparseAttention, SparseAttentionParams
+from ssd_infer.strategies.sparse_attention.sparse_attention import SparseAttention
 from ssd_infer.strategies.sparse_attention.sparse_costs import SparseCosts
+from ssd_infer.strategies.sparse_attention.sparse_params import SparseAttentionParams
 from tests.conftest import ModelFactory
 from tests.infer.test_exactness import prompts, reference
 
@@ -38,7 +39,7 @@ def with_costs(monkeypatch: pytest.MonkeyPatch, costs: SparseCosts) -> list[tupl
         asked.append((context, batch))
         return costs
 
-    monkeypatch.setattr(settle, "cached_costs", recall)
+    monkeypatch.setattr(calibration, "cached_costs", recall)
     return asked
 
 
@@ -57,7 +58,7 @@ def test_auto_decides_by_the_costs_at_this_batch_and_context(
     assert out.draft == "sparse_attention"
     assert out.note.startswith("auto: pillar, 10% read, γ ")
     assert out.draft_params["cold_start"] == "prompt"
-    usual = [settle.usual_agreement(10)] * settle.MAX_GAMMA
+    usual = [calibration.usual_agreement(10)] * calibration.MAX_GAMMA
     assert out.draft_params["gamma"] == CHEAP.best_gamma(10, usual)[0]
     assert out.sequences == reference(model, rows, 16)
 
@@ -100,14 +101,14 @@ def test_drafting_stops_when_drafts_are_wrong(
     """Random weights and three slots: nearly every draft is wrong, so the predicted gain is soon gone."""
     model, rows = tiny_model(), rows_of(4)
     with_costs(monkeypatch, costs_of(10.0, 4.0, (12.0, 20.0)))
-    monkeypatch.setattr(settle, "usual_agreement", lambda _slots: 0.85)
+    monkeypatch.setattr(calibration, "usual_agreement", lambda _slots: 0.85)
     params = {"selector": "streaming", "ratio": 0.01, "min_budget": 1}
     out = ssd_infer.generate(model, rows, draft="sparse_attention", draft_params=params, max_new_tokens=60)
     total = out.stats.total
     assert out.sequences == reference(model, rows, 60)
     assert total.drafted < total.rounds
-    settled = SparseAttentionParams(**out.draft_params)
-    found = settle.remembered(Target.of(model), settled, 9)
+    resolved = SparseAttentionParams(**out.draft_params)
+    found = calibration.remembered(Target.of(model), resolved, 9)
     assert found[0] < 0.85
     assert [round(share, 3) for share in found] == out.stats.report["shares"]
 
@@ -188,11 +189,11 @@ def test_auto_reads_more_where_reading_is_cheap(
     for slope in (0.0, 8.0):
         costs = SparseCosts(10.0, (100, 800), (1.0, 1.0 + slope), (0.5, 0.5), (2, 13), (10.0, 13.0))
         with_costs(monkeypatch, costs)
-        settled = SparseAttention.resolve(target, SparseAttentionParams(), rows, False)
-        assert isinstance(settled.params, SparseAttentionParams)
-        found.append(settled.params.ratio)
+        resolved = SparseAttention.resolve(target, SparseAttentionParams(), rows, False)
+        assert isinstance(resolved.params, SparseAttentionParams)
+        found.append(resolved.params.ratio)
     assert found == [0.2, 0.05]
-    assert [round(settle.usual_agreement(slots), 2) for slots in (51, 205, 410)] == [0.71, 0.85, 0.89]
+    assert [round(calibration.usual_agreement(slots), 2) for slots in (51, 205, 410)] == [0.71, 0.85, 0.89]
     assert model.config.max_position_embeddings == 8192
 
 
@@ -204,9 +205,9 @@ def test_auto_never_adds_more_than_a_tenth_to_the_memory(
     with_costs(monkeypatch, costs)
     model = tiny_model(head_dim=64, max_position_embeddings=8192)
     target, rows = Target.of(model), [[2] * 8000] * 2
-    settled = SparseAttention.resolve(target, SparseAttentionParams(), rows, False)
-    assert isinstance(settled.params, SparseAttentionParams)
-    assert settled.params.ratio == 0.05
+    resolved = SparseAttention.resolve(target, SparseAttentionParams(), rows, False)
+    assert isinstance(resolved.params, SparseAttentionParams)
+    assert resolved.params.ratio == 0.05
     assert memory.fits(target, 8000, 2, 412)
     assert not memory.fits(target, 8000, 2, 912)
 
@@ -225,7 +226,7 @@ def test_settled_parameters_are_settled_again_to_themselves(
     assert isinstance(first, SparseAttentionParams)
     assert first.adapt
     assert SparseAttention.resolve(target, first, rows, False).params == first
-    assert SparseAttention.max_draft(first) == settle.MAX_GAMMA
+    assert SparseAttention.max_draft(first) == calibration.MAX_GAMMA
     assert SparseAttention.extra_bytes(target, first) == 4 * 2 * (8 + 12) * (2 * 8 * 4 + 4)
 
 

@@ -131,6 +131,38 @@ def test_a_decoding_that_raises_ends_its_streamer_once(name: str, monkeypatch: p
     assert ends == 1
 
 
+class Illegible(Words):
+    """A tokenizer that cannot decode what comes after the prompt."""
+
+    def decode(self, ids: Any, **_: Any) -> str:
+        """Decode two ids, and no more."""
+        if len(ids) > 2:
+            raise UnicodeError("no text")
+        return super().decode(ids)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_streamer_that_cannot_decode_is_let_go_of(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own end cannot decode either, and would leave whoever reads it waiting."""
+    monkeypatch.setattr(Words, "__new__", lambda _cls: object.__new__(Illegible))
+    text, raised, ends = followed(CALLS[name])
+    assert text == "2 3 "
+    assert isinstance(raised, UnicodeError)
+    assert ends == 1
+
+
+def test_what_the_decoding_raised_is_raised_and_not_what_its_end_ran_into() -> None:
+    class Deaf:
+        def put(self, _value: Any) -> None:
+            raise ValueError("the first")
+
+        def end(self) -> None:
+            raise ValueError("the second")
+
+    with pytest.raises(ValueError, match="the first"):
+        causal(streamer=Deaf())
+
+
 REFUSED: list[dict[str, Any]] = [
     {"draft": 5},
     {"draft": "nonesuch"},

@@ -52,7 +52,8 @@ def measured_row(name: str, speedup: float, alpha: float, **changes: Any) -> dic
         },
         "memory": {"extra_bytes": 4096},
         "extra": {
-            "repetition": {"distinct_1": 0.6, "distinct_2": 0.8, "distinct_3": 0.91, "longest_repeat": 4}
+            "repetition": {"distinct_1": 0.6, "distinct_2": 0.8, "distinct_3": 0.91, "longest_repeat": 4},
+            "latency": {"ttft_ms": 12.5, "itl_ms_p50": 10.0 / speedup, "itl_ms_p95": 150.0 / speedup},
         },
         "per_task": [
             {
@@ -116,6 +117,13 @@ def sample_report(checkpoint: str = "outputs/layerskip/demo/checkpoints/step-120
         ],
     }
     rows = [early, measured_row("early_exit:ngram", 1.94, 0.66), measured_row("early_exit:t1", 1.31, 0.52)]
+    rows[1]["extra"]["stream"] = {
+        "task": "stdlib_code",
+        "prompt": "def f(x):\n    ",
+        "pieces": ["return", " x", " +", " 1", "\n"],
+        "blocks": [[1, 0], [3, 2], [2, 1]],
+        "tokens": 128,
+    }
     rows += [absent_row(name) for name in FAMILIES if name != "early_exit"]
     return {
         "schema_version": "2.0",
@@ -156,7 +164,13 @@ def sample_report(checkpoint: str = "outputs/layerskip/demo/checkpoints/step-120
             "timer": "time.perf_counter",
         },
         "baselines": [
-            {"name": "ssd_plain", "tokens_per_second": 91.0, "seconds": 22.5, "tokens": 2048},
+            {
+                "name": "ssd_plain",
+                "tokens_per_second": 91.0,
+                "seconds": 22.5,
+                "tokens": 2048,
+                "extra": {"latency": {"ttft_ms": 11.0, "itl_ms_p50": 10.0, "itl_ms_p95": 12.0}},
+            },
             {"name": "transformers_generate", "tokens_per_second": 74.0, "seconds": 27.7, "tokens": 2048},
             {
                 "name": "ssd_plain:again",

@@ -87,7 +87,7 @@ def test_rendering_is_stable_and_escapes(pair: tuple[dict[str, Any], dict[str, A
     assert render_comparison(found) == render_comparison(json.loads(json.dumps(found)))
     assert "<script" not in render_comparison(found)
     assert "<script" not in render_comparison_html(found)
-    assert "| early_exit | 1.62× \\[1.55–1.68\\] α 0.71 |" in render_comparison(found)
+    assert "| early exit | 1.62× \\[1.55–1.68\\] α 0.71 |" in render_comparison(found)
 
 
 def test_lines_over_steps_are_drawn() -> None:
@@ -108,7 +108,7 @@ def test_command_writes_and_tells(
     row(after, "early_exit")["lossless"]["verdict"] = "fail"
     paths = [str(write_report(report, tmp_path / name)) for name, report in (("a", before), ("b", after))]
     assert main([*paths, "--markdown", str(tmp_path / "c.md"), "--json", str(tmp_path / "c.json")]) == 0
-    assert "worse: step-2400: early_exit passed" in capsys.readouterr().out
+    assert "worse: step-2400: early exit passed" in capsys.readouterr().out
     assert (tmp_path / "c.md").read_text() == render_comparison(json.loads((tmp_path / "c.json").read_text()))
     assert main([*paths, "--strict"]) == 1
     assert main([paths[0], str(tmp_path / "absent")]) == 2

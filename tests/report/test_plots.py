@@ -67,9 +67,9 @@ def test_a_plot_is_written_checked_read_and_drawn(plot: Plot) -> None:
     figure = draw_plot(found, COLOURS)
     assert len(figure.axes) == len(plot.panels)
     assert svg_text(figure).startswith("<?xml")
-    assert "early_exit: " + plot.title in render_html(report)
-    text = render_markdown(report).replace("\\_", "_")
-    assert (f"early_exit: {plot.title}" in text) == plot.listed
+    assert "early exit: " + plot.title in render_html(report)
+    text = render_markdown(report)
+    assert (f"early exit: {plot.title}" in text) == plot.listed
 
 
 def test_legends_stand_outside_and_name_every_series_once() -> None:

@@ -8,6 +8,7 @@ import io
 import json
 import re
 from html.parser import HTMLParser
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -23,13 +24,17 @@ from ssd_infer.report.format import (
     number,
     params_text,
     percent,
+    readable,
     row_params,
+    said,
+    task_text,
     times,
 )
 from ssd_infer.report.html import render_html
 from ssd_infer.report.markdown import render_markdown
+from ssd_infer.report.tables import orders, strategy_table
 from ssd_infer.report.terminal import print_report
-from tests.report.sample import HOSTILE, absent_row, sample_report
+from tests.report.sample import HOSTILE, absent_row, measured_row, sample_report
 
 
 class Tags(HTMLParser):
@@ -40,6 +45,9 @@ class Tags(HTMLParser):
         self.tags: list[str] = []
         self.links: list[str] = []
         self.words: list[str] = []
+        self.styles: list[str] = []
+        self.rows: list[tuple[str, str]] = []
+        """(class, first words) of every table row."""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
@@ -47,7 +55,14 @@ class Tags(HTMLParser):
             value or "" for name, value in attrs if name in ("src", "href") or name.startswith("on")
         ]
 
+        given = dict(attrs)
+        self.styles += [given["style"] or ""] if "style" in given else []
+        if tag == "tr":
+            self.rows.append((given.get("class") or "", ""))
+
     def handle_data(self, data: str) -> None:
+        if self.rows and not self.rows[-1][1]:
+            self.rows[-1] = (self.rows[-1][0], data.strip())
         self.words.append(data)
 
 
@@ -66,8 +81,8 @@ def test_rendering_is_byte_stable_and_needs_json_only() -> None:
 
 def test_markdown_holds_the_figures_and_every_definition() -> None:
     text = render_markdown(sample_report())
-    assert "| early_exit:ngram | E=2, γ=3 | pass | 174.6 | 1.94× | 1.87–2.00 | 1.99× |" in text
-    assert "early_exit:ngram decodes 1.94 times as fast as plain decoding (lossless)." in text
+    assert "| early exit + n-gram | E=2, γ=3 | pass | 1.94× | 1.87–2.00 | 1.99× | 174.6 |" in text
+    assert "Early exit + n-gram decodes 1.94 times as fast as plain decoding (lossless)." in text
     for name, _ in DEFINITIONS:
         assert f"| {name} |" in text
 
@@ -77,7 +92,7 @@ def test_every_row_appears_with_its_reason() -> None:
     report["strategies"][-1] = absent_row("ctc_draft", "failed", "RuntimeError: the | broke")
     for text in (render_markdown(report), render_html(report)):
         for row in report["strategies"]:
-            assert row["name"] in text
+            assert readable(row["name"]) in text
         assert "this checkpoint has no experts" in text
     assert "RuntimeError: the \\| broke" in render_markdown(report)
     assert "failed" in render_html(report)
@@ -104,11 +119,21 @@ def test_hostile_strings_stay_text() -> None:
     report["peers"][1]["extra"]["reason"] = HOSTILE
     report["protocol"]["tasks"][0]["name"] = HOSTILE
     report["environment"]["cpu"] = '"><img src=x onerror=alert(1)>'
+    report["peers"][0]["name"] = HOSTILE
+    report["strategies"][0]["params"] = {HOSTILE: HOSTILE}
+    report["strategies"][0]["extra"]["tables"] = [
+        {"title": HOSTILE, "columns": [HOSTILE], "rows": [[HOSTILE]]}
+    ]
+    stream = report["strategies"][1]["extra"]["stream"]
+    stream |= {"task": HOSTILE, "prompt": HOSTILE, "pieces": [HOSTILE, "</p>", "\x00\u202e", "", "<b>"]}
     page = parse(render_html(report))
     assert "script" not in page.tags
     assert page.links
     assert all(link.startswith("data:image/svg+xml;base64,") for link in page.links)
     assert any('<script>alert("x")</script>' in word for word in page.words)
+    assert set(page.tags) == set(parse(render_html(sample_report())).tags), "no tag of anyone else's"
+    assert {"··", "·"} <= set(page.words), "what cannot be seen is a dot"
+    assert all(re.fullmatch(r"(--by\d:\d+;)+|--figures:\d+", style) for style in page.styles)
     text = render_markdown(report)
     assert "<script" not in text
     assert "[link](" not in text.replace("\\[link\\](", "")
@@ -154,10 +179,10 @@ def test_terminal_shows_rows_peers_reasons_and_the_page(tmp_path: object) -> Non
     print_report(sample_report(), tmp_path, console)  # type: ignore[arg-type]
     text = console.export_text()
     for word in (
-        "early_exit:ngram",
+        "early exit + n-gram",
         "1.87–2.00",
-        "prompt_lookup",
-        "ssd_plain",
+        "prompt lookup",
+        "plain decoding",
         "this checkpoint has no experts",
         "report.html",
     ):
@@ -198,15 +223,148 @@ def test_formats(made: str, wanted: str) -> None:
     assert made == wanted
 
 
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("early_exit", "early exit"),
+        ("early_exit:ngram:t1", "early exit + n-gram, T = 1"),
+        ("early_exit+ngram", "early exit + n-gram"),
+        ("skip_set:bayes:t0.7", "skip set, bayes, T = 0.7"),
+        ("ctc_draft:same_wer:b8", "CTC draft, same WER, batch 8"),
+        ("ssd_plain:again:t1", "plain decoding, again, T = 1"),
+        ("transformers_generate", "transformers' plain decoding"),
+        ("theirs", "theirs"),
+        ("their_own:two_parts:t1:b16", "their own, two parts, T = 1, batch 16"),
+        ("t1:b2x:tea", "t1, b2x, tea"),
+        ("", ""),
+        (":", ", "),
+    ],
+)
+def test_names_are_readable_whoever_made_them(name: str, wanted: str) -> None:
+    assert readable(name) == wanted
+
+
+def test_names_in_sentences_are_readable_and_what_is_typed_stays() -> None:
+    names = ["early_exit", "early_exit:ngram", "early_exit:t1", "ssd_plain"]
+    line = "early_exit:ngram, early_exit:t1: ssd_plain. Ask for draft=early_exit or `early_exit`; "
+    line += "early_exit+ngram x_early_exit"
+    assert said(line, names) == (
+        "early exit + n-gram, early exit, T = 1: plain decoding. Ask for draft=early_exit or `early_exit`; "
+        "early_exit+ngram x_early_exit"
+    )
+    assert said("early_exit", []) == "early_exit"
+
+
+def test_tasks_are_named_without_their_folders() -> None:
+    assert [task_text(name) for name in ("stdlib_code", "file:/a/b_c/d_e.jsonl", "file:d.jsonl")] == [
+        "stdlib code",
+        "d_e.jsonl",
+        "d.jsonl",
+    ]
+
+
+def test_latencies_stand_in_every_form() -> None:
+    report = sample_report()
+    console = Console(record=True, width=200, file=io.StringIO())
+    print_report(report, console=console)
+    for text in (render_markdown(report), render_html(report), console.export_text()):
+        assert "5.15 / 77.3" in text, "median and 95th percentile of the best row"
+        assert "10.0 / 12.0" in text, "and of plain decoding"
+    narrow = Console(record=True, width=110, file=io.StringIO())
+    print_report(report, console=narrow)
+    assert "TTFT" not in narrow.export_text()
+
+
+def test_a_report_without_latencies_has_no_columns_for_them() -> None:
+    report = sample_report()
+    for row in (*report["strategies"], *report["baselines"]):
+        row.get("extra", {}).pop("latency", None)
+    for text in (render_markdown(report), render_html(report)):
+        assert "first token ms" not in text
+        assert "1.99×" in text
+    assert "sort by" in render_html(report)
+
+
+def test_each_token_is_coloured_by_who_wrote_it() -> None:
+    page = render_html(sample_report())
+    tokens = re.findall(r'<span class="(draft|target)" title="([^"]*)">([^<]*)</span>', page)
+    assert [(kind, text) for kind, _, text in tokens] == [
+        ("target", "return"),
+        ("draft", " x"),
+        ("draft", " +"),
+        ("target", " 1"),
+        ("draft", "\n"),
+    ]
+    assert tokens[1][1] == "round 1: draft 1 of 2 accepted"
+    assert tokens[3][1] == "round 1: written by the target after 2 accepted drafts"
+    assert "3 of 5 tokens drafted" in page
+    assert "Who wrote which token" not in render_html(without_stream())
+
+
+def without_stream() -> dict[str, Any]:
+    report = sample_report()
+    del report["strategies"][1]["extra"]["stream"]
+    return report
+
+
+def test_rows_can_be_filtered_and_sorted_without_a_script() -> None:
+    report = sample_report()
+    page = parse(render_html(report))
+    assert {"input", "label", "details"} <= set(page.tags)
+    assert not {"script", "iframe", "object", "form", "link"} & set(page.tags)
+    looks = {words: look for look, words in page.rows if words.startswith("early exit")}
+    assert looks["early exit, T = 1"] == "sampled"
+    assert looks["early exit"] == "greedy"
+    table = strategy_table(report)
+    order = dict(table.orders)
+    names = [str(row[0]) for row in table.rows]
+    for title, wanted in (
+        ("speedup", ["early exit + n-gram", "early exit", "early exit, T = 1"]),
+        ("α", ["early exit", "early exit + n-gram", "early exit, T = 1"]),
+        ("between tokens", ["early exit + n-gram", "early exit", "early exit, T = 1"]),
+        ("name", ["early exit", "early exit + n-gram", "early exit, T = 1"]),
+    ):
+        assert [names[order[title].index(place)] for place in range(3)] == wanted, title
+    style = next(style for style in page.styles if "--by" in style)
+    assert style == "".join(f"--by{at}:{places[0]};" for at, places in enumerate(order.values(), 1))
+    assert len(order) <= 7, "the style sheet knows seven orders"
+
+
+def test_rows_without_a_figure_come_last() -> None:
+    rows = [measured_row("early_exit", 1.2, 0.5), measured_row("early_exit:ngram", 1.1, 0.6)]
+    rows[0]["memory"]["extra_bytes"] = None
+    rows[0]["extra"]["latency"] = None
+    found = dict(orders(rows))
+    assert found["memory"] == found["first token"] == (1, 0)
+
+
+def test_lossy_by_design_is_no_failure() -> None:
+    report = sample_report()
+    report["strategies"][0]["lossless"] |= {"claimed": False, "verdict": "fail"}
+    page = render_html(report)
+    assert 'class="badge lossy"' in page
+    assert 'class="badge fail"' not in page
+    assert "| early exit | E=2, γ=3 | lossy |" in render_markdown(report)
+
+
+def test_a_failed_row_stays_in_sight_and_what_does_not_apply_is_folded_away() -> None:
+    report = sample_report()
+    report["strategies"][-1] = absent_row("ctc_draft", "failed", "RuntimeError: broken")
+    shown, _, folded = render_html(report).partition("<details>")
+    assert "RuntimeError: broken" in shown
+    assert "this checkpoint has no experts" not in shown
+    assert "this checkpoint has no experts" in folded
+
+
 def test_the_noise_of_a_report_stands_in_every_form() -> None:
     report = sample_report()
-    line = "ssd_plain against itself: 1.00× (0.99–1.02); differences below 2.1 % are this report's own noise"
+    line = "plain decoding against itself: 1.00× (0.99–1.02); differences below 2.1 % are this report's own noise"
     console = Console(record=True, width=200, file=io.StringIO())
     print_report(report, console=console)
     shown = console.export_text()
     for text in (render_markdown(report), html.unescape(render_html(report)), shown):
         assert line in text
-    assert "ssd_plain:again" not in [line.split()[0] for line in shown.splitlines() if line.strip()]
+    assert "again" not in shown.replace(line, "")
 
 
 def test_a_row_measured_too_briefly_says_so_in_every_form() -> None:

@@ -161,7 +161,8 @@ def test_headline_of_a_sampled_row_says_so() -> None:
     report = sample_report()
     report["verdict"]["best_strategy"] = "early_exit:t1"
     assert (
-        headline(report) == "early_exit:t1 decodes 1.31 times as fast as plain decoding (sampling, lossless)."
+        headline(report)
+        == "Early exit, T = 1 decodes 1.31 times as fast as plain decoding (sampling, lossless)."
     )
 
 

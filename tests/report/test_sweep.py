@@ -64,9 +64,9 @@ def test_the_sweep_is_a_table_and_two_plots() -> None:
     (table,) = sweep_tables(swept_row(report))
     assert len(table.rows) == 12
     text = render_markdown(report)
-    assert "| 4 | 2048 | sparse_attention | 68.0 | 6.80× | – | – | 90.0 MiB | pass |" in text
+    assert "| 4 | 2048 | sparse attention | 68.0 | 6.80× | – | – | 90.0 MiB | pass |" in text
     titles = [chart.title for chart in draw_charts(report)]
-    assert {f"sparse_attention: {plot.title}" for plot in sweep_plots(swept_row(report))} < set(titles)
+    assert {f"sparse attention: {plot.title}" for plot in sweep_plots(swept_row(report))} < set(titles)
     throughput, budgets = sweep_plots(swept_row(report))
     assert (throughput.title, budgets.title) == ("Throughput at long contexts", "Acceptance against budget")
     assert throughput.panels == ["512 tokens", "2048 tokens"]

@@ -128,7 +128,7 @@ def test_search_finds_dead_sublayers(tiny_model: ModelFactory) -> None:
     found = search_dp(material, flat_costs(6))
     assert {1, 3} <= found.skips.attention
     assert {2, 3, 4} <= found.skips.mlp
-    assert found.outlook.speedup > 1.0
+    assert found.prediction.speedup > 1.0
     assert found.method == "dp"
 
 
@@ -151,9 +151,9 @@ class Table:
     def __init__(self, gains: list[float]) -> None:
         self.gains = gains
         self.known: dict[SkipSet, Prediction] = {}
-        self.outlook(SkipSet())
+        self.prediction(SkipSet())
 
-    def outlook(self, skips: SkipSet) -> Prediction:
+    def prediction(self, skips: SkipSet) -> Prediction:
         value = 1.0 + sum(
             g for g, bit in zip(self.gains, skips.bits(len(self.gains) // 2), strict=True) if bit
         )

@@ -12,10 +12,11 @@ from torch import Tensor
 import ssd_infer
 from ssd_infer.engine.sublayers import SkipSet
 from ssd_infer.engine.target import Target
-from ssd_infer.strategies.skip_layers import skip_calibration as settle
+from ssd_infer.strategies.skip_layers import skip_calibration as calibration
 from ssd_infer.strategies.skip_layers.guard import PAUSE, TRUST_AFTER, GainGuard
 from ssd_infer.strategies.skip_layers.search_result import SearchResult
-from ssd_infer.strategies.skip_layers.skip_set import SkipSetDrafter, SkipSetParams
+from ssd_infer.strategies.skip_layers.skip_params import SkipSetParams
+from ssd_infer.strategies.skip_layers.skip_set import SkipSetDrafter
 from ssd_infer.tuning import race
 from ssd_infer.tuning.prediction import Prediction
 from ssd_infer.tuning.race import least_running, measured_speedup
@@ -28,7 +29,7 @@ SKIPS = SkipSet.of([1, 2], [1, 2])
 EVERYTHING = {"skip_attention": [0, 1, 2, 3], "skip_mlp": [0, 1, 2, 3], "gamma": 4, "confidence": 0.0}
 
 
-def outlook(speedup: float) -> Prediction:
+def prediction(speedup: float) -> Prediction:
     return Prediction(3, 0.0, 0.8, 3.4, 3.0, 0.4, 1.1, speedup)
 
 
@@ -109,7 +110,7 @@ def test_a_stream_that_loses_is_decoded_plainly(tiny_model: ModelFactory, batch:
     assert out.stats.report["stopped"] >= 1
 
 
-def settled(model: Any, raced: float, predicted: float, monkeypatch: pytest.MonkeyPatch) -> Any:
+def resolved(model: Any, raced: float, predicted: float, monkeypatch: pytest.MonkeyPatch) -> Any:
     asked: list[str] = []
     target = Target.of(model)
 
@@ -117,25 +118,25 @@ def settled(model: Any, raced: float, predicted: float, monkeypatch: pytest.Monk
         asked.append(strategy.info.name)
         return raced
 
-    monkeypatch.setattr(settle, "measured_speedup", measure)
-    settle.remember(target, SearchResult(SKIPS, outlook(predicted), "dp", 1.0, 3))
-    found = settle.resolve_skip_set(SkipSetDrafter, target, SkipSetParams(), [[2, 3]], False)
+    monkeypatch.setattr(calibration, "measured_speedup", measure)
+    calibration.remember(target, SearchResult(SKIPS, prediction(predicted), "dp", 1.0, 3))
+    found = calibration.resolve_skip_set(SkipSetDrafter, target, SkipSetParams(), [[2, 3]], False)
     return found, asked
 
 
 def test_a_race_decides_about_small_gains(tiny_model: ModelFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model()
-    lost, asked = settled(model, 0.95, 1.2, monkeypatch)
+    lost, asked = resolved(model, 0.95, 1.2, monkeypatch)
     assert (lost.params, asked) == (None, ["skip_set"])
     assert "plain decoding: measured 0.95×" in lost.note
     assert (lost.search["raced_speedup"], lost.search["method"]) == (0.95, "dp")
-    won, asked = settled(model, 1.1, 1.32, monkeypatch)
+    won, asked = resolved(model, 1.1, 1.32, monkeypatch)
     assert (won.params.guard, len(asked)) == (1.2, 1)
     assert "measured 1.10×" in won.note
 
 
 def test_a_large_gain_needs_no_race(tiny_model: ModelFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    found, asked = settled(tiny_model(), 0.5, race.SURE, monkeypatch)
+    found, asked = resolved(tiny_model(), 0.5, race.SURE, monkeypatch)
     assert (found.params.guard, asked) == (1.0, [])
 
 

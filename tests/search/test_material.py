@@ -53,9 +53,9 @@ def test_position_scores_are_what_single_drafts_win(material: CalibrationSet) ->
     out = ssd_infer.generate(
         material.target.model, rows, draft="skip_set", draft_params=params, max_new_tokens=33
     )
-    outlook = predict(scores, SKIPS, flat_costs(4), True, [1], [0.0])
+    prediction = predict(scores, SKIPS, flat_costs(4), True, [1], [0.0])
     assert 0 < out.stats.total.accepted < out.stats.total.drafted
-    assert out.stats.total.tau == pytest.approx(outlook.tau, abs=0.02)
+    assert out.stats.total.tau == pytest.approx(prediction.tau, abs=0.02)
 
 
 def test_scratch_passes_write_nothing(material: CalibrationSet) -> None:
@@ -106,17 +106,17 @@ def scores_of(bits: list[float], confidence: list[float]) -> Scores:
 def test_rounds_by_hand() -> None:
     bits, sure = [1.0, 1.0, 0.0, 1.0, 0.0, 0.0], [0.9] * 6
     costs = flat_costs(2)
-    outlook = predict(scores_of(bits, sure), SkipSet(), costs, True, [2], [0.0])
-    assert (outlook.tau, outlook.drafted) == (pytest.approx(2.0), pytest.approx((2 + 2 + 1) / 3))
+    prediction = predict(scores_of(bits, sure), SkipSet(), costs, True, [2], [0.0])
+    assert (prediction.tau, prediction.drafted) == (pytest.approx(2.0), pytest.approx((2 + 2 + 1) / 3))
     doubts = [0.9, 0.1, 0.9, 0.9, 0.9, 0.9]  # the second token is appended, nothing after it
-    outlook = predict(scores_of(bits, doubts), SkipSet(), costs, True, [6], [0.5])
-    assert outlook.drafted == pytest.approx((2 + 3 + 1) / 3)
+    prediction = predict(scores_of(bits, doubts), SkipSet(), costs, True, [6], [0.5])
+    assert prediction.drafted == pytest.approx((2 + 3 + 1) / 3)
 
 
 def test_sampling_rounds_are_expectations() -> None:
     scores = scores_of([0.5] * 400, [0.9] * 400)
-    outlook = predict(scores, SkipSet(), flat_costs(2), False, [2], [0.0])
-    assert outlook.tau == pytest.approx(1 + 0.5 + 0.25, abs=0.01)
+    prediction = predict(scores, SkipSet(), flat_costs(2), False, [2], [0.0])
+    assert prediction.tau == pytest.approx(1 + 0.5 + 0.25, abs=0.01)
 
 
 def test_costs_add_up() -> None:

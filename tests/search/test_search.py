@@ -12,13 +12,14 @@ import torch
 
 import ssd_infer
 from ssd_infer.checkpoint import machine
+from ssd_infer.checkpoint.content import weights_digest
 from ssd_infer.engine.sampling import SamplingParams
 from ssd_infer.engine.sublayers import SkipSet
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import ConfigError
 from ssd_infer.strategies.skip_layers import bayes
 from ssd_infer.strategies.skip_layers import saved_search as store
-from ssd_infer.strategies.skip_layers import skip_calibration as settle
+from ssd_infer.strategies.skip_layers import skip_calibration as calibration
 from ssd_infer.strategies.skip_layers.bayes import Progress, probes, search_bayes
 from ssd_infer.strategies.skip_layers.offline_search import prepare, search, tokens_per_second
 from ssd_infer.strategies.skip_layers.search_result import SearchResult
@@ -30,7 +31,7 @@ from tests.infer.test_exactness import prompts, reference
 from tests.search.test_dp import flat_costs
 
 
-def outlook(speedup: float) -> Prediction:
+def prediction(speedup: float) -> Prediction:
     return Prediction(3, 0.0, 0.8, 3.4, 3.0, 0.4, 1.1, speedup)
 
 
@@ -54,7 +55,7 @@ def test_bayes_finds_dead_sublayers_and_reports_progress(tiny_model: ModelFactor
     assert (found.method, found.trials, len(seen)) == ("bayes", 24, 24)
     assert {1, 2} & found.skips.mlp
     assert [step.best.speedup for step in seen] == sorted(step.best.speedup for step in seen)
-    assert found.outlook == seen[-1].best
+    assert found.prediction == seen[-1].best
 
 
 def test_bayes_starts_from_its_probes_and_obeys_its_time(tiny_model: ModelFactory) -> None:
@@ -84,7 +85,7 @@ def test_measured_objective_decodes(tiny_model: ModelFactory) -> None:
     model = tiny_model()
     target = Target.of(model)
     rate = tokens_per_second(target, [[2, 3, 4]], do_sample=False)
-    assert rate(SkipSet.of([1], [1]), outlook(1.2)) > 0
+    assert rate(SkipSet.of([1], [1]), prediction(1.2)) > 0
 
 
 @pytest.fixture
@@ -97,7 +98,7 @@ def checkpoint(tmp_path: Path) -> Path:
 def test_a_result_is_saved_beside_the_checkpoint_and_used_by_auto(checkpoint: Path) -> None:
     loaded = ssd_infer.load(checkpoint, device="cpu")
     target = Target.of(loaded.model)
-    found = SearchResult(SkipSet.of([], [1, 2]), outlook(1.5), "dp", 2.0, 9)
+    found = SearchResult(SkipSet.of([], [1, 2]), prediction(1.5), "dp", 2.0, 9)
     store.save(checkpoint, target, False, found)
     again = ssd_infer.load(checkpoint, device="cpu")
     rows = prompts(2, 97)
@@ -113,7 +114,7 @@ def test_other_circumstances_are_named_and_measured_again(checkpoint: Path) -> N
     loaded = ssd_infer.load(checkpoint, device="cpu")
     target = Target.of(loaded.model)
     path = store.save(
-        checkpoint, target, False, SearchResult(SkipSet.of([1], []), outlook(9.9), "dp", 2.0, 9)
+        checkpoint, target, False, SearchResult(SkipSet.of([1], []), prediction(9.9), "dp", 2.0, 9)
     )
     found, note = store.load(checkpoint, target, False)
     assert found is not None
@@ -126,14 +127,14 @@ def test_other_circumstances_are_named_and_measured_again(checkpoint: Path) -> N
     assert found is None
     assert "attention was flash_attention_2, is sdpa" in note
     remember_costs(target, flat_costs(4))
-    _, note = settle.cached_search(target, [[2, 3, 4, 5]], do_sample=False)
+    _, note = calibration.cached_search(target, [[2, 3, 4, 5]], do_sample=False)
     assert "measured again" in note
 
 
 def test_changed_weights_void_a_result(checkpoint: Path) -> None:
     loaded = ssd_infer.load(checkpoint, device="cpu")
     target = Target.of(loaded.model)
-    store.save(checkpoint, target, False, SearchResult(SkipSet.of([1], []), outlook(9.9), "dp", 2.0, 9))
+    store.save(checkpoint, target, False, SearchResult(SkipSet.of([1], []), prediction(9.9), "dp", 2.0, 9))
     changed = ssd_infer.load(checkpoint, device="cpu")
     other = Target.of(changed.model)
     with torch.no_grad():
@@ -148,7 +149,7 @@ def test_results_for_several_circumstances_live_together(checkpoint: Path) -> No
     target = Target.of(loaded.model)
     for sampled, layer in ((False, 1), (True, 2), (False, 3)):
         store.save(
-            checkpoint, target, sampled, SearchResult(SkipSet.of([layer], []), outlook(1.1), "dp", 1.0, 1)
+            checkpoint, target, sampled, SearchResult(SkipSet.of([layer], []), prediction(1.1), "dp", 1.0, 1)
         )
     greedy, _ = store.load(checkpoint, target, False)
     sampling, _ = store.load(checkpoint, target, True)
@@ -169,7 +170,7 @@ def test_a_damaged_file_is_named_and_written_anew(checkpoint: Path, text: str) -
         None,
         f"{store.FILE} is damaged, so it was measured again",
     )
-    kept = SearchResult(SkipSet.of([1], []), outlook(1.2), "dp", 2.0, 9)
+    kept = SearchResult(SkipSet.of([1], []), prediction(1.2), "dp", 2.0, 9)
     store.save(checkpoint, target, False, kept)
     assert store.load(checkpoint, target, False) == (kept, "")
 
@@ -199,15 +200,15 @@ def test_a_file_that_is_none_or_of_another_version_says_so(checkpoint: Path) -> 
         {"extra": []},
         {"outlook": None},
         {"outlook": {"gamma": 3}},
-        {"outlook": {**asdict(outlook(1.2)), "speedup": float("nan")}},
-        {"outlook": {**asdict(outlook(1.2)), "gamma": 0}},
+        {"outlook": {**asdict(prediction(1.2)), "speedup": float("nan")}},
+        {"outlook": {**asdict(prediction(1.2)), "gamma": 0}},
     ],
 )
 def test_a_damaged_result_is_passed_over(checkpoint: Path, change: dict[str, Any]) -> None:
     loaded = ssd_infer.load(checkpoint, device="cpu")
     target = Target.of(loaded.model)
     path = store.save(
-        checkpoint, target, False, SearchResult(SkipSet.of([1], []), outlook(9.9), "dp", 2.0, 9)
+        checkpoint, target, False, SearchResult(SkipSet.of([1], []), prediction(9.9), "dp", 2.0, 9)
     )
     stored = json.loads(path.read_text())
     stored["results"][0] |= change
@@ -216,9 +217,9 @@ def test_a_damaged_result_is_passed_over(checkpoint: Path, change: dict[str, Any
     assert found is None
     assert "is damaged" in note
     remember_costs(target, flat_costs(4, attention=1e-9, mlp=1e-9, step=1.0))
-    _, note = settle.cached_search(target, [[2, 3, 4, 5]], do_sample=False)
+    _, note = calibration.cached_search(target, [[2, 3, 4, 5]], do_sample=False)
     assert "is damaged, so it was measured again" in note
-    sound = SearchResult(SkipSet.of([2], []), outlook(1.1), "bayes", 2.0, 9)
+    sound = SearchResult(SkipSet.of([2], []), prediction(1.1), "bayes", 2.0, 9)
     store.save(checkpoint, target, False, sound)
     assert store.load(checkpoint, target, False) == (sound, "")
 
@@ -226,7 +227,7 @@ def test_a_damaged_result_is_passed_over(checkpoint: Path, change: dict[str, Any
 def test_another_processor_is_another_device(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = ssd_infer.load(checkpoint, device="cpu")
     target = Target.of(loaded.model)
-    store.save(checkpoint, target, False, SearchResult(SkipSet.of([1], []), outlook(9.9), "dp", 2.0, 9))
+    store.save(checkpoint, target, False, SearchResult(SkipSet.of([1], []), prediction(9.9), "dp", 2.0, 9))
     monkeypatch.setattr(machine, "cpu_name", lambda: "Another CPU")
     found, note = store.load(checkpoint, target, False)
     assert found is None
@@ -241,11 +242,11 @@ def test_a_model_that_runs_otherwise_is_searched_and_measured_again(
     model = tiny_model()
     target = Target.of(model)
     costs = flat_costs(4)
-    known = SearchResult(SkipSet.of([1], []), outlook(9.9), "dp", 2.0, 9)
+    known = SearchResult(SkipSet.of([1], []), prediction(9.9), "dp", 2.0, 9)
     remember_costs(target, costs)
-    settle.remember(target, known)
+    calibration.remember(target, known)
     assert cached_sublayer_costs(target) is costs
-    assert settle.cached_search(target, [[2, 3, 4, 5]], False)[0] is known
+    assert calibration.cached_search(target, [[2, 3, 4, 5]], False)[0] is known
     if how == "dtype":
         model.to(torch.float32 if target.dtype == torch.float64 else torch.float64)
     elif how == "attention":
@@ -253,7 +254,7 @@ def test_a_model_that_runs_otherwise_is_searched_and_measured_again(
     else:
         monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
     assert cached_sublayer_costs(target) is not costs
-    assert settle.cached_search(target, [[2, 3, 4, 5]], False)[0] is not known
+    assert calibration.cached_search(target, [[2, 3, 4, 5]], False)[0] is not known
 
 
 def test_auto_searches_by_itself_and_falls_back_to_plain(tiny_model: ModelFactory) -> None:
@@ -267,7 +268,7 @@ def test_auto_searches_by_itself_and_falls_back_to_plain(tiny_model: ModelFactor
 
 
 def test_auto_takes_what_is_free(tiny_model: ModelFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settle, "measured_speedup", lambda *_: 1.2)
+    monkeypatch.setattr(calibration, "measured_speedup", lambda *_: 1.2)
     model, rows = dead_middle(tiny_model()), prompts(2, 97)
     remember_costs(Target.of(model), flat_costs(4, step=0.0))
     out = ssd_infer.generate(model, rows, draft="skip_set", max_new_tokens=24)
@@ -277,7 +278,7 @@ def test_auto_takes_what_is_free(tiny_model: ModelFactory, monkeypatch: pytest.M
 
 
 def test_a_given_set_gets_its_gamma(tiny_model: ModelFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settle, "measured_speedup", lambda *_: 1.2)
+    monkeypatch.setattr(calibration, "measured_speedup", lambda *_: 1.2)
     model = dead_middle(tiny_model())
     remember_costs(Target.of(model), flat_costs(4, step=0.0))
     params = {"skip_attention": [], "skip_mlp": [1, 2], "confidence": 0.0}
@@ -293,7 +294,7 @@ def test_one_search_from_prompts_to_file(checkpoint: Path, method: str) -> None:
     said: list[str] = []
     found = search(target, rows, method, seconds=1e9, trials=3, folder=checkpoint, say=said.append)
     assert store.load(checkpoint, target, False)[0] is not None
-    assert settle.cached_search(target, rows, False)[0] is found
+    assert calibration.cached_search(target, rows, False)[0] is found
     assert len(said) == 3
 
 
@@ -312,8 +313,8 @@ def test_both_methods_search_on_the_same_ground(checkpoint: Path) -> None:
 
 def test_a_change_of_one_value_makes_other_weights(checkpoint: Path) -> None:
     model, again = (ssd_infer.load(checkpoint, device="cpu").model for _ in range(2))
-    first = store.fingerprint(model)
-    assert store.fingerprint(again) == first
+    first = weights_digest(model)
+    assert weights_digest(again) == first
     with torch.no_grad():
         model.get_parameter("model.layers.0.mlp.up_proj.weight")[3, 5] += 1e-3
-    assert store.fingerprint(model) != first
+    assert weights_digest(model) != first

@@ -181,13 +181,16 @@ def test_a_run_can_be_made_longer_and_its_cadence_changed(
     assert f"the learning rate goes from 0 to {after:.3g}, and layer dropout" in caplog.text
 
 
-def test_a_run_cannot_be_made_shorter_than_it_is(whole: Path, tmp_path: Path) -> None:
+def test_a_run_cannot_be_made_shorter_than_it_is(
+    whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     cfg, run_dir = copied(whole, tmp_path)
     before = (run_dir / "config.yaml").read_bytes()
     with pytest.raises(
         ConfigError, match=r"train\.max_steps: must be at least 8, .*\(got 5\); set train.max_steps=8"
     ):
         run.train(with_train(cfg, max_steps=5))
+    assert "where the run stands" not in caplog.text
     assert (run_dir / "config.yaml").read_bytes() == before
     assert checkpoints.CheckpointStore(run_dir, 0).steps() == [3, 6, 8]
 

@@ -25,8 +25,8 @@ from ssd_train.data.speech.batches import length_batches
 from ssd_train.data.speech.engines import ENGINES, usable_voices
 from ssd_train.data.speech.hub import hub_source
 from ssd_train.data.speech.manifest import manifest_source, split_lines
+from ssd_train.data.speech.open_speech import open_speech
 from ssd_train.data.speech.screening import Screen, Tally
-from ssd_train.data.speech.sources import open_speech
 from ssd_train.data.speech.store import StoredSpeech, is_complete, write_speech
 from ssd_train.recipes.asr_ctc.model import build_processor, speech_config
 from tests.train.speech_support import RATE, manifest_config, speech_model, speech_root, tone, write_clips

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ssd_infer.engine.kernels.grouped import FullAttention
+from ssd_infer.engine.kernels.layers import attention_view, unsupported_reason
 from ssd_infer.engine.session import Session
 from ssd_infer.engine.target import SelfMasking
 
@@ -17,8 +19,5 @@ def grouped_layers(session: Session) -> SelfMasking | None:
     capacity = session.geometry.capacity
     if capacity < _FROM_CAPACITY or len(session.rows) * capacity < _FROM_SLOTS:
         return None
-    from ssd_infer.engine.kernels.grouped import FullAttention
-    from ssd_infer.engine.kernels.layers import attention_view, unsupported_reason
-
     target = session.target
     return None if unsupported_reason(target) else attention_view(target, FullAttention(session.cache))

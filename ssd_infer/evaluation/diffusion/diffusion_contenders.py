@@ -11,10 +11,11 @@ from ssd_infer.engine.sampling import SamplingParams
 from ssd_infer.engine.stats import Stats
 from ssd_infer.evaluation.bench import EvalContext
 from ssd_infer.evaluation.contenders import Contender, Decode, Prompts
+from ssd_infer.families.diffusion.decoding import block_width
 from ssd_infer.families.diffusion.denoiser import Denoiser
 from ssd_infer.families.diffusion.settings import SamplerSettings
 from ssd_infer.strategies.fewer_steps.fewer_steps import NAME, resolve
-from ssd_infer.strategies.fewer_steps.generate import block_width, generate
+from ssd_infer.strategies.fewer_steps.generate import generate
 from ssd_infer.strategies.study import Sampling
 
 THRESHOLD = 0.9
@@ -69,10 +70,10 @@ def lossy_peer(bench: EvalContext, sampling: Sampling, sampler: SamplerSettings)
     return peer
 
 
-def settled(
+def resolved_contender(
     bench: EvalContext, name: str, params: dict[str, Any], sampling: Sampling, sampler: SamplerSettings
 ) -> tuple[Contender, float | None]:
-    """Return the contender of a draft, its `auto` settled on calibration prompts, and its predicted speedup."""
+    """Return the contender of a draft, its `auto` resolved on calibration prompts, and its predicted speedup."""
     how = SamplingParams(not sampling.greedy, sampling.temperature or 1.0, sampling.top_k, sampling.top_p)
     batch = bench.settings.batch_size
     draft = resolve(

@@ -13,7 +13,7 @@ from ssd_infer.evaluation.batch_exactness import batch_deadline
 from ssd_infer.evaluation.bench import EvalContext, Say, open_context, torch_threads
 from ssd_infer.evaluation.carried import show
 from ssd_infer.evaluation.contenders import Contender, one_line
-from ssd_infer.evaluation.diffusion.diffusion_contenders import baseline, lossy_peer, settled
+from ssd_infer.evaluation.diffusion.diffusion_contenders import baseline, lossy_peer, resolved_contender
 from ssd_infer.evaluation.diffusion.diffusion_figures import figures
 from ssd_infer.evaluation.diffusion.diffusion_quality import generative_perplexity, quality
 from ssd_infer.evaluation.diffusion.exactness import exact_in_batches
@@ -37,9 +37,9 @@ from ssd_infer.tuning.budget import Deadline, OutOfTime, stopping
 
 logger = logging.getLogger(__name__)
 
-QUALITY_SHARE, SETTLING_SHARE = 0.15, 0.12
+QUALITY_SHARE, PREPARING_SHARE = 0.15, 0.12
 """Shares: of the time limit after which quality must be done, and of what is left for one draft's calibration."""
-UNSETTLED = (
+UNRESOLVED = (
     "not measured: its calibration did not end in its share of the time limit; raise max_minutes, or ask for this "
     "draft alone"
 )
@@ -77,7 +77,7 @@ def evaluate(settings: EvalSettings, say: Say | None = None) -> dict[str, Any]:
 
 
 def _section(bench: EvalContext, sampling: Sampling, sampler: SamplerSettings, deadline: Deadline) -> Section:
-    """Settle the drafts, time everybody against stepwise decoding, and judge by equality of tokens."""
+    """Resolve the drafts, time everybody against stepwise decoding, and judge by equality of tokens."""
     settings = bench.settings
     absent = [Absent(name + sampling.suffix, "not_applicable", OTHERS) for name in basics() if name != NAME]
     strategies: list[Contender] = []
@@ -86,12 +86,12 @@ def _section(bench: EvalContext, sampling: Sampling, sampler: SamplerSettings, d
     for row, params in _wanted(settings).items():
         name = row + sampling.suffix
         try:
-            with stopping(bench.model, deadline.part(SETTLING_SHARE)):
-                contender, gain = settled(bench, name, params, sampling, sampler)
+            with stopping(bench.model, deadline.part(PREPARING_SHARE)):
+                contender, gain = resolved_contender(bench, name, params, sampling, sampler)
         except ConfigError:
             raise
         except OutOfTime:
-            absent.append(Absent(name, "not_applicable", UNSETTLED, here=True))
+            absent.append(Absent(name, "not_applicable", UNRESOLVED, here=True))
             continue
         except Exception as error:  # noqa: BLE001  one draft that fails must not cost the others their rows
             absent.append(Absent(name, "failed", one_line(error)))

@@ -61,7 +61,7 @@ class BlockCache:
         store[:, 1, row, :, target] = torch.stack(list(values))
         self.prefix[row] += width
 
-    def settle(self) -> None:
+    def finish_round(self) -> None:
         """Let the scratch region begin after the longest prefix, once all rows kept what they keep."""
         self.base = max(self.prefix, default=0)
 
@@ -75,7 +75,7 @@ class BlockCache:
     def keep_rows(self, rows: list[int]) -> None:
         """Drop every row not named in `rows`, which ascend."""
         self.prefix = [self.prefix[row] for row in rows]
-        self.settle()
+        self.finish_round()
         if self._store is not None:
             self._store = self._store[:, :, rows]
 

@@ -11,6 +11,7 @@ states walked through are those of stepwise decoding.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -152,7 +153,7 @@ def decode(run: Run, emit: Emit | None = None) -> list[list[int]]:
 
 
 def _draft(run: Run) -> list[list[State]]:
-    """Return the states each row foresees, its upcoming one first."""
+    """Return the states each row drafts, its upcoming one first."""
     if run.drafter is None:
         return [[lane.next] for lane in run.lanes]
     gamma = run.drafter.gamma
@@ -161,7 +162,7 @@ def _draft(run: Run) -> list[list[State]]:
 
 
 def _verify(run: Run, drafts: Sequence[Sequence[State]], counted: bool = False) -> None:
-    """Evaluate the foreseen states, walk every row along STEP through them, and keep what it has finished."""
+    """Evaluate the drafted states, walk every row along STEP through them, and keep what it has finished."""
     lists = [[state for state in states if not state.ended] for states in drafts]
     found = run.evaluate(lists)
     readings = _readings(run, found, lists)
@@ -177,7 +178,7 @@ def _verify(run: Run, drafts: Sequence[Sequence[State]], counted: bool = False) 
             _count(lane.stats, drafts[row], moves + (upcoming.ended and upcoming in drafts[row]))
         _keep(run, row, lane, states[at])
     run.last = found
-    run.memory.settle()
+    run.memory.finish_round()
 
 
 def _readings(run: Run, found: Pass, lists: Sequence[Sequence[State]]) -> list[list[Reading]]:
@@ -209,7 +210,9 @@ def _count(stats: RowStats, drafted: Sequence[State], moves: int) -> None:
 
 def _finish(run: Run, outputs: dict[int, list[int]], emit: Emit | None) -> None:
     """Hand out what is new, and drop the rows whose upcoming state ends them."""
+    run.stats.moments.append(time.perf_counter_ns())
     for lane in run.lanes:
+        lane.stats.arrived.append(max(0, lane.next.start - len(lane.canvas.prompt)))
         if emit is not None or lane.next.ended:
             output = lane.output()
             if emit is not None and len(output) > lane.sent:
@@ -217,7 +220,7 @@ def _finish(run: Run, outputs: dict[int, list[int]], emit: Emit | None) -> None:
                 lane.sent = len(output)
             if lane.next.ended:
                 outputs[lane.index] = output
-                lane.stats.emitted = len(output)
+                lane.stats.emitted = lane.stats.arrived[-1] = len(output)
     kept = [row for row, lane in enumerate(run.lanes) if not lane.next.ended]
     if len(kept) < len(run.lanes):
         run.lanes = [run.lanes[row] for row in kept]

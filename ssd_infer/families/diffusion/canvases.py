@@ -86,7 +86,7 @@ class DualMemory(Memory):
             self._active[row] = state.start
             self._anchors[row] = hidden[place, max(0, state.start - 1)]
             _locate(found, row, place * hidden.shape[1] + state.start, state, self.denoiser.shift)
-        self.cache.settle()
+        self.cache.finish_round()
         found.calls += 1
         found.rows += len(pairs)
         return [hidden.flatten(0, 1)]

@@ -64,9 +64,9 @@ class ExactMemory(Memory):
         self._anchor(row, place, path[-1])
         return accepted._replace(done=())
 
-    def settle(self) -> None:
+    def finish_round(self) -> None:
         """Let the next call begin after the longest prefix."""
-        self.cache.settle()
+        self.cache.finish_round()
 
     def keep_rows(self, rows: list[int]) -> None:
         """Drop rows that ended."""

@@ -67,7 +67,7 @@ class Memory(ABC):
         del row, state
         return accepted
 
-    def settle(self) -> None:
+    def finish_round(self) -> None:
         """Finish a round: every row has kept what it keeps."""
 
     def keep_rows(self, rows: list[int]) -> None:

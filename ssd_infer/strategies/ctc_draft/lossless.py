@@ -30,7 +30,7 @@ def verify_exactly(
         fed = [row.pending + tails[row.index].ready[: row.limit] for row in rows]
         _round(decoder, state, going, fed, tails, params, out)
         out.work.verifies += any(own)
-        going = _settle(state, going, len(prompt))
+        going = _rewind(state, going, len(prompt))
     follow(decoder, state, going, tails, params, out)
     for row in rows:
         result = out.rows[row.index]
@@ -53,7 +53,7 @@ def follow(
             fed = [row.pending + offer for row, offer in zip(going, offers, strict=True)]
             _round(decoder, state, going, fed, tails, params, out)
             out.work.verifies += width > 0
-            going = _settle(state, going, prompt)
+            going = _rewind(state, going, prompt)
     for row in going:
         tails[row.index].alone = True
     with out.timed("fallback"):
@@ -85,7 +85,7 @@ def _round(
         tail.move(taken, chosen, params)
 
 
-def _settle(state: Any, rows: list[Row], prompt: int) -> list[Row]:
+def _rewind(state: Any, rows: list[Row], prompt: int) -> list[Row]:
     """Keep the rows that go on; each forgets what it read beyond its tokens, the newest of which it reads next."""
     going = keep(state, rows, [not row.done for row in rows])
     lengths = [prompt + len(row.tokens) - 1 for row in going]

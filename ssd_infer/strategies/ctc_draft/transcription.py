@@ -17,7 +17,7 @@ from ssd_infer.engine.generation_rules import read_rules
 from ssd_infer.engine.model_view import evaluating
 from ssd_infer.engine.stats import Stats
 from ssd_infer.engine.streaming import streaming
-from ssd_infer.engine.values import number, shown, whole
+from ssd_infer.engine.values import number, shown, unboxed, whole
 from ssd_infer.errors import ConfigError, Problem
 from ssd_infer.families.speech.audio import Audio, from_array, read_audio
 from ssd_infer.families.speech.fast import fastest
@@ -56,7 +56,7 @@ class TranscribeOutput:
     segments: list[list[SegmentText]] = field(default_factory=list)
     draft: str | None = None
     draft_params: dict[str, Any] = field(default_factory=dict)
-    """Parameters of the draft, every `auto` settled."""
+    """Parameters of the draft, every `auto` resolved."""
 
 
 def transcribe(
@@ -263,7 +263,7 @@ def _draft(draft: Any, params: Any, checks: Checks) -> tuple[str | None, dict[st
         check_name(draft, checks)
     elif named and params:
         checks.fail("draft_params", "need a draft", dict(params), "name one with draft=…")
-    return draft, dict(params or {}) if named else {}
+    return draft, {key: unboxed(value) for key, value in dict(params or {}).items()} if named else {}
 
 
 def _size(batch_size: Any, checks: Checks) -> int:

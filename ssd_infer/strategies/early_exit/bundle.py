@@ -43,13 +43,13 @@ _MODULES = (
     "ssd_infer.strategies.run",
     "ssd_infer.strategies.stepwise",
     "ssd_infer.strategies.early_exit",
-    "ssd_infer.strategies.early_exit.early_exit",
-    "ssd_infer.strategies.run",
+    "ssd_infer.strategies.early_exit.exit_params",
     "ssd_infer.tuning.costs",
     "ssd_infer.tuning.rounds",
     "ssd_infer.checkpoint.machine",
     "ssd_infer.tuning.memo",
     "ssd_infer.strategies.early_exit.exit_calibration",
+    "ssd_infer.strategies.early_exit.early_exit",
     "ssd_infer.bridge",
 )
 
@@ -101,16 +101,8 @@ def _split(source: str) -> tuple[set[str], str]:
             if not _ours(node):
                 imports.add(ast.unparse(node))
         elif not _typing_only(node) and not _docstring(node):
-            kept.append(_Strip().visit(node))
+            kept.append(node)
     return imports, "\n\n".join(ast.unparse(node) for node in kept)
-
-
-class _Strip(ast.NodeTransformer):
-    """Drop imports of this package inside functions: the names are in the same file."""
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST | None:
-        """Remove the node when it imports from this package."""
-        return None if _ours(node) else node
 
 
 def _ours(node: ast.Import | ast.ImportFrom) -> bool:

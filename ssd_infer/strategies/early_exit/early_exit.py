@@ -7,46 +7,25 @@ serves both, and the verify pass runs those layers only for the last drafted tok
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
 from ssd_infer.engine.session import Session
 from ssd_infer.engine.target import Target
-from ssd_infer.errors import Problem
-from ssd_infer.strategies.base import Auto, DraftParams, Resolved, at_least
+from ssd_infer.strategies.base import DraftParams, Resolved
 from ssd_infer.strategies.early_exit import EARLY_EXIT
+from ssd_infer.strategies.early_exit.exit_calibration import resolve_early_exit
+from ssd_infer.strategies.early_exit.exit_params import EarlyExitParams
+from ssd_infer.strategies.early_exit.forced import study_forced
+from ssd_infer.strategies.early_exit.grid import study_grid
+from ssd_infer.strategies.early_exit.study_report import forced_tables, grid_plots
 from ssd_infer.strategies.stepwise import Stepwise
+from ssd_infer.strategies.study import Study
 
 if TYPE_CHECKING:
     from ssd_infer.report.table import Plot, Table
-    from ssd_infer.strategies.study import Study, StudyContext
-
-
-@dataclass(slots=True)
-class EarlyExitParams(DraftParams):
-    """Where to exit, how many tokens to draft, and the confidence below which a row stops drafting."""
-
-    exit_layer: int | Auto = "auto"
-    gamma: int | Auto = "auto"
-    confidence: float | Auto = "auto"
-
-    def problems(self, target: Target | None) -> list[Problem]:
-        """Check 1 <= exit_layer < L, gamma >= 1 and 0 <= confidence < 1."""
-        found = at_least("exit_layer", self.exit_layer, 1) + at_least("gamma", self.gamma, 1)
-        if target is not None and isinstance(self.exit_layer, int) and self.exit_layer >= target.num_layers:
-            rule = f"must be < {target.num_layers}, the layers of this model"
-            found.append(
-                Problem(
-                    "draft_params.exit_layer", rule, self.exit_layer, f"try {max(1, target.num_layers // 4)}"
-                )
-            )
-        if self.confidence != "auto" and not 0 <= self.confidence < 1:
-            found.append(
-                Problem("draft_params.confidence", "must be in [0, 1)", self.confidence, "0 turns it off")
-            )
-        return found
+    from ssd_infer.strategies.study import StudyContext
 
 
 class EarlyExit(Stepwise):
@@ -58,10 +37,10 @@ class EarlyExit(Stepwise):
     def __init__(self, session: Session, params: DraftParams) -> None:
         """Bind to `session`; `params` must have no `auto` left."""
         super().__init__(session, params)
-        settled = cast(EarlyExitParams, params)
-        self.exit_layer = self.resume_layer = int(settled.exit_layer)
-        self.gamma = int(settled.gamma)
-        self.confidence = 0.0 if settled.confidence == "auto" else settled.confidence
+        resolved = cast(EarlyExitParams, params)
+        self.exit_layer = self.resume_layer = int(resolved.exit_layer)
+        self.gamma = int(resolved.gamma)
+        self.confidence = 0.0 if resolved.confidence == "auto" else resolved.confidence
 
     def step(self, token: Tensor, offset: int) -> Tensor:
         """Run the first E layers on one `token` `(B,)` a row; return exit states `(B, 1, d)`."""
@@ -81,10 +60,6 @@ class EarlyExit(Stepwise):
     @classmethod
     def studies(cls, context: StudyContext) -> list[Study]:
         """Study the grid of exits and draft lengths, and what many prompts predict of a row that drafts."""
-        from ssd_infer.strategies.early_exit.forced import study_forced
-        from ssd_infer.strategies.early_exit.grid import study_grid
-        from ssd_infer.strategies.study import Study
-
         if cls.info is not EARLY_EXIT or isinstance(context.target, str) or context.target.num_layers < 2:
             return []
         grid = context.wanted or context.settings.draft.startswith(EARLY_EXIT.name)
@@ -94,15 +69,11 @@ class EarlyExit(Stepwise):
     @classmethod
     def tables(cls, row: Mapping[str, Any]) -> list[Table]:
         """Show what many prompts predict."""
-        from ssd_infer.strategies.early_exit.study_report import forced_tables
-
         return forced_tables(row)
 
     @classmethod
     def plots(cls, row: Mapping[str, Any]) -> list[Plot]:
         """Draw the grid."""
-        from ssd_infer.strategies.early_exit.study_report import grid_plots
-
         return grid_plots(row)
 
     @classmethod
@@ -115,6 +86,4 @@ class EarlyExit(Stepwise):
         cls, target: Target, params: DraftParams, prompts: list[list[int]], do_sample: bool
     ) -> Resolved:
         """Choose E and γ by predicted speedup on a calibration of `prompts`; plain decoding when none exceeds 1."""
-        from ssd_infer.strategies.early_exit.exit_calibration import resolve_early_exit
-
         return resolve_early_exit(target, cast(EarlyExitParams, params), prompts, do_sample)

@@ -20,9 +20,13 @@ from ssd_infer.errors import Problem
 from ssd_infer.strategies.base import Auto, DraftParams, Resolved, at_least
 from ssd_infer.strategies.early_exit import EARLY_EXIT_DEL
 from ssd_infer.strategies.early_exit.early_exit import EarlyExit
+from ssd_infer.strategies.early_exit.exit_calibration import cached_profile
 from ssd_infer.strategies.early_exit.shadow import Choice, Shadows, up_to_first_mismatch
 from ssd_infer.strategies.stepwise import Stepwise
+from ssd_infer.strategies.stream_report import stream_plots, stream_tables
+from ssd_infer.strategies.streams import decode_streams, stream_studies
 from ssd_infer.tuning.calibration_text import choices, compare, gather
+from ssd_infer.tuning.race import SURE, least_running, measured_speedup
 from ssd_infer.tuning.sublayer_costs import cached_sublayer_costs
 
 if TYPE_CHECKING:
@@ -177,7 +181,6 @@ class EarlyExitDel(Stepwise):
     @classmethod
     def studies(cls, context: StudyContext) -> list[Study]:
         """Decode streams whose text changes with nothing known beforehand, where they were asked for."""
-        from ssd_infer.strategies.streams import decode_streams, stream_studies
 
         def run(context: StudyContext) -> dict[str, Any]:
             return decode_streams(context, cls, cls.parse({}, None))
@@ -187,15 +190,11 @@ class EarlyExitDel(Stepwise):
     @classmethod
     def tables(cls, row: Mapping[str, Any]) -> list[Table]:
         """Show acceptance along the streams."""
-        from ssd_infer.strategies.stream_report import stream_tables
-
         return stream_tables(row)
 
     @classmethod
     def plots(cls, row: Mapping[str, Any]) -> list[Plot]:
         """Draw acceptance along the streams."""
-        from ssd_infer.strategies.stream_report import stream_plots
-
         return stream_plots(row)
 
     @classmethod
@@ -211,12 +210,9 @@ class EarlyExitDel(Stepwise):
 
         Following the text costs a little more than a fixed exit, so a prediction that is not high is put to a race.
         """
-        from ssd_infer.strategies.early_exit.exit_calibration import cached_profile
-        from ssd_infer.tuning.race import SURE, least_running, measured_speedup
-
-        settled = cast(EarlyExitDelParams, params)
+        resolved = cast(EarlyExitDelParams, params)
         cached_sublayer_costs(target, max(map(len, prompts)) + 32, do_sample)
-        if settled.guard != "auto":
+        if resolved.guard != "auto":
             return Resolved(params)
         best = cached_profile(target, prompts, do_sample).best()
         if best.speedup < 1.0:
@@ -224,13 +220,13 @@ class EarlyExitDel(Stepwise):
             note = f"plain decoding: the best predicted speedup of any exit is {best.speedup:.2f} ({chosen})"
             return Resolved(None, note, best.speedup)
         if best.speedup >= SURE:
-            return Resolved(replace(settled, guard=1.0))
+            return Resolved(replace(resolved, guard=1.0))
         measured = measured_speedup(target, cls, params, prompts, do_sample)
         if measured < 1.0:
             note = f"plain decoding: predicted {best.speedup:.2f}×, measured {measured:.2f}×"
             return Resolved(None, note, best.speedup)
         least = round(least_running(best.speedup, measured), 3)
-        return Resolved(replace(settled, guard=least), f"measured {measured:.2f}×", measured)
+        return Resolved(replace(resolved, guard=least), f"measured {measured:.2f}×", measured)
 
     @classmethod
     def max_draft(cls, params: DraftParams) -> int:

@@ -21,7 +21,8 @@ from ssd_infer.engine.target import Target
 from ssd_infer.errors import Problem
 from ssd_infer.strategies.base import DraftParams, at_least
 from ssd_infer.strategies.early_exit import EARLY_EXIT_NGRAM
-from ssd_infer.strategies.early_exit.early_exit import EarlyExit, EarlyExitParams
+from ssd_infer.strategies.early_exit.early_exit import EarlyExit
+from ssd_infer.strategies.early_exit.exit_params import EarlyExitParams
 from ssd_infer.strategies.ngram.ngram import NgramIndex, pack
 
 
@@ -152,8 +153,8 @@ class EarlyExitNgram(EarlyExit):
     @classmethod
     def max_draft(cls, params: DraftParams) -> int:
         """Return the longest of γ drafts and a copy with its follower and steps."""
-        settled = cast(EarlyExitNgramParams, params)
-        return int(settled.gamma) + settled.copy + 1
+        resolved = cast(EarlyExitNgramParams, params)
+        return int(resolved.gamma) + resolved.copy + 1
 
 
 @dataclass(slots=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,12 +19,10 @@ from ssd_infer.engine.stats import Stats
 from ssd_infer.engine.stopping import StopRule
 from ssd_infer.engine.target import Target
 from ssd_infer.strategies.base import Resolved
+from ssd_infer.strategies.early_exit.exit_params import EarlyExitParams
 from ssd_infer.tuning.costs import Costs, measure_costs, predicted_speedup
 from ssd_infer.tuning.memo import Memo
 from ssd_infer.tuning.rounds import draft_limits, expected_rounds, greedy_rounds
-
-if TYPE_CHECKING:
-    from ssd_infer.strategies.early_exit.early_exit import EarlyExitParams
 
 MAX_GAMMA = 12
 THRESHOLDS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
@@ -179,6 +176,6 @@ def resolve_early_exit(
         return Resolved(None, note, best.speedup)
     exit_layer = best.exit_layer if params.exit_layer == "auto" else params.exit_layer
     confidence = best.confidence if params.confidence == "auto" else params.confidence
-    settled = replace(params, exit_layer=exit_layer, gamma=best.gamma, confidence=confidence)
+    resolved = replace(params, exit_layer=exit_layer, gamma=best.gamma, confidence=confidence)
     note = f"auto: {chosen}, stop below {confidence:g}, predicted {best.speedup:.2f}×"
-    return Resolved(settled, note, best.speedup)
+    return Resolved(resolved, note, best.speedup)

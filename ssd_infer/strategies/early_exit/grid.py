@@ -20,7 +20,7 @@ Cell = dict[str, Any]
 def study_grid(context: StudyContext) -> dict[str, list[Cell]]:
     """Return predicted and measured cells; nothing where the calibration took too long.
 
-    The calibration, which the choice of parameters needs too, may go on until that must be settled, what is measured
+    The calibration, which the choice of parameters needs too, may go on until that must be done, what is measured
     beyond it until the study's own deadline.
     """
     target = context.target
@@ -28,7 +28,7 @@ def study_grid(context: StudyContext) -> dict[str, list[Cell]]:
         return {}
     context.say("calibrating early exits")
     try:
-        with stopping(target.model, context.settled):
+        with stopping(target.model, context.calibrated):
             cells = predicted_cells(cached_profile(target, context.calibration, do_sample=False))
     except OutOfTime:
         context.notes.append("the time limit left out the grid of exits and draft lengths")

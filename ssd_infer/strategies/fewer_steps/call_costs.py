@@ -69,7 +69,7 @@ def measure_calls(memory: Memory, counts: Sequence[int], repeats: int = REPEATS)
     firsts = [canvas.first() for canvas in memory.canvases]
     memory.evaluate([[state] for state in firsts])
     kept = [memory.keep(row, 0, state) for row, state in enumerate(firsts)]
-    memory.settle()
+    memory.finish_round()
     lists = {
         count: [_different(canvas, state, count) for canvas, state in zip(memory.canvases, kept, strict=True)]
         for count in sorted(set(counts))

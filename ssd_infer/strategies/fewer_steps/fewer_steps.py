@@ -1,9 +1,8 @@
-"""The strategy `fewer_steps`: its parameters, and how `auto` is settled."""
+"""The strategy `fewer_steps`: its parameters, and how `auto` is resolved."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
@@ -11,8 +10,10 @@ from torch import nn
 from ssd_infer.engine.sampling import SamplingParams
 from ssd_infer.errors import ConfigError, Problem
 from ssd_infer.families.diffusion.settings import SamplerSettings
-from ssd_infer.strategies.fewer_steps.drafts import DRAFTERS, StateDrafter
+from ssd_infer.strategies.fewer_steps.drafts import DRAFTERS
 from ssd_infer.strategies.fewer_steps.freedave import FreeDave
+from ssd_infer.strategies.fewer_steps.resolved_draft import Draft, made
+from ssd_infer.strategies.fewer_steps.step_calibration import Call, resolve_auto
 
 NAME = "fewer_steps"
 DEFAULT_DRAFTER = "ssd_chain"
@@ -25,16 +26,6 @@ _OPTIONS = {
 """Parameters of one drafter beside γ."""
 
 
-@dataclass(slots=True)
-class Draft:
-    """A settled draft; `drafter=None` decodes stepwise, for the reason in `note`."""
-
-    drafter: StateDrafter | None = None
-    params: dict[str, Any] = field(default_factory=dict)
-    note: str = ""
-    predicted_speedup: float | None = None
-
-
 def resolve(
     model: nn.Module,
     draft: str | None,
@@ -45,7 +36,7 @@ def resolve(
     max_new_tokens: int,
     batch: int | None = None,
 ) -> Draft:
-    """Check `draft` and its parameters and settle every `auto` on `prompts`; ConfigError with all problems.
+    """Check `draft` and its parameters and resolve every `auto` on `prompts`; ConfigError with all problems.
 
     `batch` is the number of rows decoded together, None: as many as there are prompts.
     """
@@ -59,10 +50,8 @@ def resolve(
         return made(name, gamma, found)
     if name == "spiffy" and gamma != "auto" and "graph" in found:
         return made(name, gamma, found)
-    from ssd_infer.strategies.fewer_steps.step_calibration import Call, settle
-
     call = Call(settings, sampling, max_new_tokens, batch or len(prompts))
-    return settle(model, name, gamma, found, call, prompts)
+    return resolve_auto(model, name, gamma, found, call, prompts)
 
 
 def check_draft(draft: str, params: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -71,14 +60,6 @@ def check_draft(draft: str, params: Mapping[str, Any] | None) -> dict[str, Any]:
         rule = f"does not apply to a diffusion model, which drafts with {NAME}"
         raise ConfigError([Problem("draft", rule, draft, f"use draft={NAME!r}")])
     return check(params)
-
-
-def made(
-    name: str, gamma: int, options: Mapping[str, Any], note: str = "", predicted: float | None = None
-) -> Draft:
-    """Return the draft of these parameters."""
-    drafter = DRAFTERS[name](gamma, **options)
-    return Draft(drafter, {"drafter": name, "gamma": drafter.gamma, **options}, note, predicted)
 
 
 def check(params: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -1,27 +1,28 @@
-"""Settle a draft's `auto`: watch stepwise decoding, see how far drafts would have foreseen it, weigh that by v(r)."""
+"""Resolve a draft's `auto`: watch stepwise decoding, see how far drafts would have predicted it, weigh that by v(r)."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from torch import nn
 
 from ssd_infer.engine.sampling import SamplingParams
+from ssd_infer.families.diffusion.block_loop import decode
+from ssd_infer.families.diffusion.decoding import block_width, lay_out, memory_for, start
 from ssd_infer.families.diffusion.denoiser import Denoiser
 from ssd_infer.families.diffusion.draft import Source, Standing, StateDrafter
+from ssd_infer.families.diffusion.reader import Reader
 from ssd_infer.families.diffusion.settings import SamplerSettings
 from ssd_infer.families.diffusion.state import Canvas, State
 from ssd_infer.families.diffusion.step import STEP, Choice, Reading, Stepper
 from ssd_infer.strategies.fewer_steps.call_costs import CallCosts, measure_calls
+from ssd_infer.strategies.fewer_steps.resolved_draft import Draft, made
 from ssd_infer.strategies.fewer_steps.spiffy import Path, most_travelled
 from ssd_infer.strategies.fewer_steps.ssd_tree import SSDTree
 from ssd_infer.tuning.memo import Memo
-
-if TYPE_CHECKING:
-    from ssd_infer.strategies.fewer_steps.fewer_steps import Draft
 
 PROMPTS, TOKENS = 8, 64
 MOST_STATES = 16
@@ -101,7 +102,7 @@ class Witness(StateDrafter):
         return [[standing.upcoming] for standing in standings]
 
 
-def settle(
+def resolve_auto(
     model: nn.Module,
     name: str,
     gamma: int | str,
@@ -109,12 +110,10 @@ def settle(
     call: Call,
     prompts: Sequence[Sequence[int]],
 ) -> Draft:
-    """Return the settled draft: the γ, and for `spiffy` the graph, with the best predicted speedup on `prompts`."""
-    from ssd_infer.strategies.fewer_steps.fewer_steps import Draft, made
-
+    """Return the resolved draft: the γ, and for `spiffy` the graph, with the best predicted speedup on `prompts`."""
     profile = cached_profile(model, call, prompts)
     if name == "auto":
-        drafts = [settle(model, one, gamma, {}, call, prompts) for one in AUTOMATIC]
+        drafts = [resolve_auto(model, one, gamma, {}, call, prompts) for one in AUTOMATIC]
         return max(drafts, key=lambda draft: draft.predicted_speedup or 0.0)
     most = min(MOST_STATES, max((left for _, left in profile.paths), default=1)) or 1
     if name == "coarse_draft":
@@ -132,12 +131,12 @@ def settle(
     if gamma == "auto" and speedup < WORTH:
         note = f"no length of draft is predicted to gain ({speedup:.2f}× at best), so decoding stays stepwise"
         return Draft(None, {}, note, speedup)
-    settled = dict(options)
+    resolved = dict(options)
     if name == "spiffy":
         graph = graph_of(name, count, options, profile, swaps)
-        settled["graph"] = [[list(choice) for choice in path] for path in graph]
+        resolved["graph"] = [[list(choice) for choice in path] for path in graph]
     note = f"γ = {count} of 1 to {most} is predicted best ({speedup:.2f}×)" if gamma == "auto" else ""
-    return made(name, count, settled, note, speedup)
+    return made(name, count, resolved, note, speedup)
 
 
 def graph_of(name: str, gamma: int, options: Mapping[str, Any], profile: Profile, swaps: bool) -> list[Path]:
@@ -170,17 +169,15 @@ def practice(denoiser: Denoiser, call: Call) -> tuple[SamplerSettings, int]:
 
     Blocks are those of `call` where it has any, and take as many steps as they do there.
     """
-    from ssd_infer.strategies.fewer_steps import generate as api
-
     settings = call.settings
     room = getattr(denoiser.config, "max_position_embeddings", None)
     tokens = min(TOKENS, max(1, room // 2)) if room else TOKENS
-    width = api.block_width(denoiser, settings, tokens)
+    width = block_width(denoiser, settings, tokens)
     if not denoiser.block_causal:
         tokens = max(width, tokens - tokens % width)
     if settings.steps is None or settings.rule != "schedule":
         return settings, tokens
-    real = api.block_width(denoiser, settings, call.max_new_tokens)
+    real = block_width(denoiser, settings, call.max_new_tokens)
     share = settings.steps // -(-call.max_new_tokens // real) / real
     steps = max(1, round(share * width)) * -(-tokens // width)
     return dataclasses.replace(settings, steps=steps), tokens
@@ -194,20 +191,16 @@ def observe(
     tokens: int,
     batch: int,
 ) -> Profile:
-    """Decode `prompts` stepwise, note what drafts would have foreseen, and time calls of r states for `batch` rows."""
-    from ssd_infer.families.diffusion.block_loop import decode
-    from ssd_infer.families.diffusion.reader import Reader
-    from ssd_infer.strategies.fewer_steps import generate as api
-
+    """Decode `prompts` stepwise, note what drafts would have predicted, and time calls of r states for `batch` rows."""
     denoiser = Denoiser.of(model)
     reader = Reader(denoiser, settings, sampling)
-    width = api.block_width(denoiser, settings, tokens)
+    width = block_width(denoiser, settings, tokens)
     room = getattr(model.config, "max_position_embeddings", None)
     usable = [list(prompt) for prompt in prompts if not room or len(prompt) + tokens <= room]
     usable = usable or [list(prompts[0])[-max(1, (room or 2 * tokens) - tokens) :]]
-    canvases = api.lay_out(denoiser, settings, usable, tokens, frozenset(), 0)
+    canvases = lay_out(denoiser, settings, usable, tokens, frozenset(), 0)
     witness = Witness()
-    run = api.start(denoiser, settings, canvases, reader, witness)
+    run = start(denoiser, settings, canvases, reader, witness)
     decode(run)
     profile = Profile()
     for canvas, met in witness.met.items():
@@ -215,7 +208,7 @@ def observe(
     most = min(MOST_STATES, width)
     counts = sorted({1, 2, 3, 4, most // 2 + 1, most, most + 1} - {0})
     rows = [canvases[row % len(canvases)] for row in range(batch)]
-    profile.costs = measure_calls(api.memory_for(denoiser, settings, rows), counts)
+    profile.costs = measure_calls(memory_for(denoiser, settings, rows), counts)
     return profile
 
 
@@ -249,5 +242,5 @@ def _choice(canvas: Canvas, met: Met, reading: Reading, stepper: Stepper) -> Cho
 
 
 def _chain_length(path: Path) -> int:
-    """Return how many steps of `path` a chain foresees."""
+    """Return how many steps of `path` a chain predicts."""
     return next((index for index, choice in enumerate(path) if choice != STEP), len(path))

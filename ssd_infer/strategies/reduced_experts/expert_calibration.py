@@ -1,11 +1,10 @@
-"""Settle `auto` of `reduced_experts`: draft on the prompts once a model, then choose by what it would have cost."""
+"""Resolve `auto` of `reduced_experts`: draft on the prompts once a model, then choose by what it would have cost."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from ssd_infer.engine.loop import Decoding
 from ssd_infer.engine.sampling import Sampler, SamplingParams
@@ -17,12 +16,11 @@ from ssd_infer.offload.layout import moe_layers
 from ssd_infer.offload.offload import resident_of
 from ssd_infer.strategies.base import Resolved
 from ssd_infer.strategies.reduced_experts.expert_costs import CostMeter, MoeCosts
+from ssd_infer.strategies.reduced_experts.expert_draft import ExpertDraft
+from ssd_infer.strategies.reduced_experts.expert_params import ReducedExpertsParams
 from ssd_infer.strategies.reduced_experts.record import NOTHING, Rounds, Rule, Trust, calibrate_trust, play
 from ssd_infer.tuning.memo import Memo
 from ssd_infer.tuning.race import raced_speedups
-
-if TYPE_CHECKING:
-    from ssd_infer.strategies.reduced_experts.reduced_experts import ReducedExpertsParams
 
 MAX_GAMMA = 16
 STOPS = (0.0, 0.05, 0.1, 0.2, 0.4)
@@ -53,7 +51,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A way to draft with everything settled, the speedup predicted for it, and what to say of it."""
+    """A way to draft with everything resolved, the speedup predicted for it, and what to say of it."""
 
     predicted: float
     params: ReducedExpertsParams
@@ -107,8 +105,8 @@ def _adaptive(
             f"{_named(entrant)}, {_ruled(rule)}, window {rule.window}, τ {trust.threshold:.3f} "
             f"({bound}, {trust.coverage:.0%} of drafts), {_unions(profile.costs)}"
         )
-        settled = replace(_following(entrant, rule), tau_accept=trust.threshold, max_window=rule.window)
-        found.append(Candidate(speedup, settled, details))
+        resolved = replace(_following(entrant, rule), tau_accept=trust.threshold, max_window=rule.window)
+        found.append(Candidate(speedup, resolved, details))
     return found
 
 
@@ -158,15 +156,13 @@ def _decide(target: Target, found: list[Candidate], prompts: list[list[int]], do
     Costs are timed pass by pass; what the draft's reads push out of memory only shows when both decode, and it differs
     from candidate to candidate, so the order of the predictions is not taken for the order of the speeds either.
     """
-    from ssd_infer.strategies.reduced_experts.reduced_experts import ReducedExperts
-
     found = sorted(found, key=lambda candidate: candidate.predicted, reverse=True)
     raced = [candidate for candidate in found if candidate.predicted >= HOPE][:RACED]
     if not raced:
         note = f"plain decoding: the best predicted speedup is {found[0].predicted:.2f} ({found[0].details})"
         return Resolved(None, note, found[0].predicted)
     entrants = [candidate.params for candidate in raced]
-    speeds = raced_speedups(target, ReducedExperts, entrants, prompts, do_sample, TURNS)
+    speeds = raced_speedups(target, ExpertDraft, entrants, prompts, do_sample, TURNS)
     measured, best = max(zip(speeds, raced, strict=True), key=lambda entry: entry[0])
     note = f"{best.details}, predicted {best.predicted:.2f}×, measured {measured:.2f}× on the calibration prompts"
     if measured < GAIN:
@@ -205,15 +201,13 @@ def make_profile(
     target: Target, params: ReducedExpertsParams, prompts: list[list[int]], do_sample: bool
 ) -> Profile:
     """Draft on the prompts at full length, alone, and time passes over the texts that come out."""
-    from ssd_infer.strategies.reduced_experts.reduced_experts import ReducedExperts
-
     sampler = Sampler(SamplingParams(do_sample=do_sample), target.device, seed=0)
     drafting = replace(params, mode="lossless", gamma=MAX_GAMMA, confidence=0.0, follow=False)
     rounds, meter, spent = Rounds(), CostMeter(target), 0.0
     for prompt in prompts[:_PROMPTS]:
         start = prompt[-_PROMPT_TOKENS:]
         session = open_session(target, [start], _NEW_TOKENS, MAX_GAMMA, sampler)
-        drafter = ReducedExperts(session, drafting)
+        drafter = ExpertDraft(session, drafting)
         drafter.rounds = rounds
         stats = Stats.empty(1)
         output = Decoding(session, drafter, StopRule(), stats).run()[0]

@@ -1,233 +1,31 @@
 """Draft `reduced_experts`: the model with fewer experts a token drafts, the model itself verifies.
 
-After SS-MoE (10.1145/3774904.3792218). Routers are shallow copies with a smaller top-k; every weight is shared. Where
-experts are offloaded, the draft goes to experts in memory only, so it never waits, and names those that verification
-will need, so that they are read while it drafts. Verification writes the window's keys again: the output is exact.
+After SS-MoE (10.1145/3774904.3792218). The output of mode lossless is exact.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import cast
 
-import torch
-from torch import Tensor
-
-from ssd_infer.engine.session import Feedback, Proposal, Session
 from ssd_infer.engine.target import Target
-from ssd_infer.errors import Problem
-from ssd_infer.offload.layout import MoeLayer, moe_layers, unsupported_reason
-from ssd_infer.offload.offload import resident_of
-from ssd_infer.strategies.base import Auto, DraftParams, Resolved, at_least
+from ssd_infer.strategies.base import DraftParams, Resolved
 from ssd_infer.strategies.reduced_experts import ADAPTIVE, REDUCED_EXPERTS
-from ssd_infer.strategies.reduced_experts.expert_views import reduced_view
-from ssd_infer.strategies.reduced_experts.record import Pace, Round, Rounds
-from ssd_infer.strategies.reduced_experts.skipped import Skipped
-from ssd_infer.strategies.stepwise import Stepwise
-
-Mode = Literal["lossless", "adaptive"]
+from ssd_infer.strategies.reduced_experts.expert_calibration import resolve_reduced_experts
+from ssd_infer.strategies.reduced_experts.expert_draft import ExpertDraft
+from ssd_infer.strategies.reduced_experts.expert_params import AdaptiveParams, ReducedExpertsParams
 
 
-@dataclass(slots=True)
-class ReducedExpertsParams(DraftParams):
-    """How many experts a draft uses, how far it goes, and what is emitted without being compared."""
-
-    k_draft: int | Auto = "auto"
-    gamma: int | Auto = "auto"
-    """Drafts a round; in mode adaptive, drafts a round that have to be compared."""
-    follow: bool | Auto = "auto"
-    """Double γ, up to `gamma`, after a round that was right throughout, and cut it to what was right after others."""
-    mode: Mode = "lossless"
-    """`adaptive` emits confident drafts without comparing them, which is lossy."""
-    renorm: Literal["model", "full_mass"] = "model"
-    """Weights of the kept experts: as the router would, or scaled to the mass of all k."""
-    confidence: float | Auto = "auto"
-    """A row stops after a token whose lead over the runner-up, 1 - p₂/p₁, is below it; 0 turns that off. When sampling
-    it is the top probability that counts."""
-    at_hand: bool | Auto = "auto"
-    """Draft with experts in memory only; auto: where experts are offloaded."""
-    prefetch: bool | Auto = "auto"
-    """Read the experts that the full router would have used while drafting goes on; auto: where that is faster."""
-    tau_accept: float | Auto = "auto"
-    """Mode adaptive: lead (as in `confidence`) from which a draft is not compared; auto calibrates it, above 1 compares
-    all."""
-    eps: float = 0.02
-    """Mode adaptive: highest share of wrong tokens among those not compared, with 95 % confidence."""
-    max_window: int = 64
-    """Mode adaptive: most tokens between two verify passes."""
-
-    def problems(self, target: Target | None) -> list[Problem]:
-        """Check 1 <= k_draft <= k, gamma >= 1 and the shares."""
-        names = ("k_draft", "gamma", "max_window")
-        found = [problem for name in names for problem in at_least(name, getattr(self, name), 1)]
-        layers = [] if target is None else moe_layers(target.layers)
-        top_k = min((layer.top_k for layer in layers), default=0)
-        if isinstance(self.k_draft, int) and self.k_draft > top_k > 0:
-            rule = f"must be <= {top_k}, the experts this model routes a token to"
-            found.append(Problem("draft_params.k_draft", rule, self.k_draft, f"try {max(1, top_k // 2)}"))
-        if not isinstance(self.confidence, str) and not 0 <= self.confidence < 1:
-            found.append(
-                Problem("draft_params.confidence", "must be in [0, 1)", self.confidence, "0 turns it off")
-            )
-        if not isinstance(self.tau_accept, str) and not self.tau_accept >= 0:
-            found.append(Problem("draft_params.tau_accept", "must be >= 0", self.tau_accept))
-        if not 0 < self.eps < 1:
-            found.append(Problem("draft_params.eps", "must be in (0, 1)", self.eps, "try 0.02"))
-        return found
-
-
-class ReducedExperts(Stepwise):
-    """Draft with `k_draft` experts a token, at most γ tokens a round."""
+class ReducedExperts(ExpertDraft):
+    """Fewer experts draft; `auto` is calibrated."""
 
     info = REDUCED_EXPERTS
-    Params = ReducedExpertsParams
-
-    def __init__(self, session: Session, params: DraftParams) -> None:
-        """Build the view; `params` must have no `auto` left."""
-        super().__init__(session, params)
-        self.params = settled = cast(ReducedExpertsParams, params)
-        self.gamma = int(settled.gamma)
-        self.pace = Pace(self.gamma, settled.follow is True)
-        self.confidence = float(settled.confidence)
-        target = session.target
-        self.resident = resident_of(target.layers)
-        self._reads_ahead = self.resident is not None and bool(settled.prefetch)
-        held = self.resident if settled.at_hand is True else None
-        listener = self._name if self._reads_ahead else None
-        self.view = reduced_view(target, int(settled.k_draft), settled.renorm, held, listener)
-        self.resume_layer = min(moe_layers(target.layers)[0].index, target.num_layers - 1)
-        self.rounds: Rounds | None = None
-        """Set by calibration: every round is noted here."""
-        self.skipped = Skipped()
-        self._own: Tensor
-        self._logits: list[Tensor] = []
-        self._top_probs: list[Tensor] = []
-
-    def step(self, token: Tensor, offset: int) -> Tensor:
-        """Run all layers on one `token` `(B,)` a row; return `(B, 1, d)`."""
-        session, target, resume = self.session, self.session.target, self.resume_layer
-        window = session.window(1, offset)
-        hidden = target.embed(token.unsqueeze(1))
-        self._own = target.run(hidden, window, session.cache, 0, resume, self.view) if resume else hidden
-        return target.run(self._own, window, session.cache, resume, layers=self.view)
-
-    def own_states(self, hidden: Tensor) -> Tensor:
-        """Return the states before the first layer with experts."""
-        return self._own
-
-    def propose(self, limit: int) -> Proposal:
-        """Draft, in mode adaptive as far as the window may go."""
-        if self.params.mode == "adaptive":
-            return self._adaptive(min(self.params.max_window, limit))
-        if self.rounds is not None:
-            self._top_probs = []
-        return self.extend(min(self.pace.now, limit), self.session.pending)
-
-    def observe(self, feedback: Feedback) -> None:
-        """Stop reading ahead, set the pace, and count what was skipped or, in calibration, what was right."""
-        self.pace.learn(feedback.counts, feedback.accepted)
-        if self.resident is not None:
-            self.resident.forget_names()
-        if feedback.proposal.unverified is not None:
-            room = [row.remaining for row in self.session.rows]
-            self.skipped.learn(feedback, torch.stack(self._logits, dim=1), self.session.sampler, room)
-        if self.rounds is not None:
-            table = torch.stack(self._top_probs, dim=1).tolist()
-            for confidence, count, accepted in zip(table, feedback.counts, feedback.accepted, strict=True):
-                self.rounds.rounds.append(Round(tuple(confidence[:count]), accepted))
-
-    def report(self) -> dict[str, Any]:
-        """Return what was skipped, and what the resident set did."""
-        found: dict[str, Any] = {"mode": self.params.mode}
-        if self.params.mode == "adaptive":
-            found |= self.skipped.report()
-        if self.resident is not None:
-            found["experts"] = self.resident.counters.report(0, self.resident.store.expert_bytes)
-        return found
-
-    def _pick(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Choose a token as any stepwise draft does, keeping what calibration or the lossy figures need."""
-        token, q = super()._pick(logits)
-        if self.rounds is not None:
-            self._top_probs.append(self._top(logits, q))
-        if self.params.mode == "adaptive":
-            self._logits.append(logits)
-        return token, q
-
-    def _top(self, logits: Tensor, q: Tensor | None) -> Tensor:
-        """Return how sure `(B,)` a draft is: its best token's lead 1 - p₂/p₁, or the top probability when sampling.
-
-        Fewer experts change logits a little everywhere, so what they turn over are ties, however probable both sides.
-        """
-        if q is not None:
-            return super()._top(logits, q)
-        best = logits.float().topk(2, dim=-1).values
-        return -torch.expm1(best[:, 1] - best[:, 0])
-
-    def _name(self, layer: MoeLayer, index: Tensor) -> None:
-        """Tell the resident set which experts `(N, k)` verification will need."""
-        assert self.resident is not None
-        self.resident.name(layer.index, set(index.reshape(-1).tolist()))
-
-    def _adaptive(self, most: int) -> Proposal:
-        """Draft until every row has γ tokens to compare, was not sure enough, or reached the window's end."""
-        session, threshold = self.session, float(self.params.tau_accept)
-        token = session.pending
-        rows, device = len(session.rows), token.device
-        alive = torch.ones(rows, dtype=torch.bool, device=device)
-        counts = torch.zeros(rows, dtype=torch.long, device=device)
-        pending = torch.zeros_like(counts)
-        drafts, probs, unverified, states = [], [], [], []
-        self._logits = []
-        for offset in range(most):
-            hidden = self.step(token, offset)
-            logits = session.target.logits(hidden[:, 0])
-            token, q = self._pick(logits)
-            sure = self._top(logits, q)
-            drafts.append(token)
-            unverified.append(sure >= threshold)
-            if self.resume_layer:
-                states.append(self._own)
-            if q is not None:
-                probs.append(q)
-            counts += alive
-            pending += alive & ~unverified[-1]
-            alive &= (pending < self.pace.now) & (sure >= self.confidence)
-            if not bool(alive.any()):
-                break
-        return self._proposal(drafts, counts, probs, states, torch.stack(unverified, dim=1))
-
-    @classmethod
-    def claims(cls, params: DraftParams) -> bool:
-        """Promise unchanged output in mode lossless only."""
-        return cast(ReducedExpertsParams, params).mode == "lossless"
-
-    @classmethod
-    def applicable(cls, target: Target) -> str | None:
-        """Need routed experts of a known family."""
-        return unsupported_reason(str(target.config.model_type), moe_layers(target.layers), target.layers)
-
-    @classmethod
-    def max_draft(cls, params: DraftParams) -> int:
-        """Return γ, or the window of mode adaptive."""
-        settled = cast(ReducedExpertsParams, params)
-        return settled.max_window if settled.mode == "adaptive" else int(settled.gamma)
 
     @classmethod
     def resolve(
         cls, target: Target, params: DraftParams, prompts: list[list[int]], do_sample: bool
     ) -> Resolved:
         """Choose k_draft, γ, stop and threshold by calibration; plain decoding when no gain is predicted."""
-        from ssd_infer.strategies.reduced_experts.expert_calibration import resolve_reduced_experts
-
         return resolve_reduced_experts(target, cast(ReducedExpertsParams, params), prompts, do_sample)
-
-
-@dataclass(slots=True)
-class AdaptiveParams(ReducedExpertsParams):
-    """The same parameters, confident drafts emitted uncompared."""
-
-    mode: Mode = "adaptive"
 
 
 class AdaptiveExperts(ReducedExperts):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import optuna
 
 Objective = Callable[[SkipSet, Prediction], float]
-"""(set, its predicted outlook) → what to maximise."""
+"""(set, its prediction) → what to maximise."""
 Watch = Callable[["Progress"], None]
 
 
@@ -65,8 +65,8 @@ def search_bayes(
                 break
             trial = study.ask()
             skips = SkipSet.from_bits([trial.suggest_int(_name(i), 0, 1) == 1 for i in range(2 * layers)])
-            outlook = judge.outlook(skips)
-            values[skips] = outlook.speedup if objective is None else objective(skips, outlook)
+            prediction = judge.prediction(skips)
+            values[skips] = prediction.speedup if objective is None else objective(skips, prediction)
             study.tell(trial, values[skips])
             count += 1
             if watch is not None:

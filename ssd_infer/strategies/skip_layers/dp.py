@@ -119,17 +119,17 @@ def search_dp(
     exits = [Path(tuple(range(2 * e, 2 * layers)), full[2 * e - 1]) for e in range(1, layers)]
     judge = Judge(material, costs)
     for skips in [*_short_list(paths, few, costs), *_short_list(exits, few, costs), SkipSet()]:
-        judge.outlook(skips)
+        judge.prediction(skips)
     planned = judge.best[1].speedup
     helped = polish(judge, layers, polishing * (time.perf_counter() - begin))
-    skips, outlook = judge.best
+    skips, prediction = judge.best
     extra = {
         "weights": weights[:2],
         "end_states": len(paths),
         "before_polishing": planned,
         "helpful_flips": helped,
     }
-    return SearchResult(skips, outlook, "dp", time.perf_counter() - begin, len(judge.known), extra)
+    return SearchResult(skips, prediction, "dp", time.perf_counter() - begin, len(judge.known), extra)
 
 
 def _short_list(paths: list[Path], few: CalibrationSet, costs: SublayerCosts) -> list[SkipSet]:

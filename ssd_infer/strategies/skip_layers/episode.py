@@ -38,7 +38,7 @@ class Episode:
     gammas: tuple[int, ...]
     thresholds: tuple[float, ...]
     best: SkipSet | None = None
-    outlook: Prediction | None = None
+    prediction: Prediction | None = None
     matchness: float = 0.0
     trials: int = 0
     failures: int = 0
@@ -66,11 +66,11 @@ class Episode:
         """Score a candidate; return True when it became the best."""
         scores = self.material.score(skip_view(self.material.target, skips))
         greedy = self.material.session.sampler.greedy
-        outlook = predict(scores, skips, self.costs, greedy, self.gammas, self.thresholds)
+        prediction = predict(scores, skips, self.costs, greedy, self.gammas, self.thresholds)
         self.proposer.learn(skips, scores.mean)
         self.trials += 1
-        if self.outlook is not None and outlook.speedup <= self.outlook.speedup:
+        if self.prediction is not None and prediction.speedup <= self.prediction.speedup:
             self.failures += 1
             return False
-        self.best, self.outlook, self.matchness, self.failures = skips, outlook, scores.mean, 0
+        self.best, self.prediction, self.matchness, self.failures = skips, prediction, scores.mean, 0
         return True

@@ -16,7 +16,8 @@ from ssd_infer.strategies.skip_layers.bayes import Watch, search_bayes
 from ssd_infer.strategies.skip_layers.dp import search_dp
 from ssd_infer.strategies.skip_layers.search_result import SearchResult
 from ssd_infer.strategies.skip_layers.skip_calibration import remember
-from ssd_infer.strategies.skip_layers.skip_set import SkipSetDrafter, SkipSetParams
+from ssd_infer.strategies.skip_layers.skip_params import SkipSetParams
+from ssd_infer.strategies.skip_layers.skip_set import SkipSetDrafter
 from ssd_infer.tuning.calibration_text import PROMPTS, CalibrationSet, write_calibration_set
 from ssd_infer.tuning.prediction import Prediction
 from ssd_infer.tuning.sublayer_costs import SublayerCosts, measure_sublayers
@@ -86,8 +87,10 @@ def tokens_per_second(
     """Return an objective that decodes a few prompts with a candidate and divides tokens by seconds."""
     shown = prompts[:PROMPTS]
 
-    def measure(skips: SkipSet, outlook: Prediction) -> float:
-        params = SkipSetParams(sorted(skips.attention), sorted(skips.mlp), outlook.gamma, outlook.confidence)
+    def measure(skips: SkipSet, prediction: Prediction) -> float:
+        params = SkipSetParams(
+            sorted(skips.attention), sorted(skips.mlp), prediction.gamma, prediction.confidence
+        )
         begin, tokens = time.perf_counter(), 0
         for prompt in shown:
             sampler = Sampler(SamplingParams(do_sample=do_sample), target.device, seed=0)

@@ -158,16 +158,16 @@ class Reach:
 
     def __post_init__(self) -> None:
         """Begin with what the prediction allows."""
-        self._settle()
+        self._set_length()
 
     def learn(self, accepted: float, drafted: float) -> None:
         """Take in one round's mean accepted and drafted tokens a row."""
         self.expected = self.fade * self.expected + (1 - self.fade) * accepted
-        self._settle()
+        self._set_length()
         if accepted >= drafted:
             self.length = min(self.most, max(self.length, math.ceil(2 * drafted)))
 
-    def _settle(self) -> None:
+    def _set_length(self) -> None:
         self.length = max(1, min(self.most, math.ceil(2 * self.expected) + 1))
 
 

@@ -58,7 +58,7 @@ def save(folder: Path, target: Target, do_sample: bool, found: SearchResult) -> 
         "method": found.method,
         "seconds": found.seconds,
         "trials": found.trials,
-        "outlook": asdict(found.outlook),
+        "outlook": asdict(found.prediction),
         "extra": found.extra,
     }
     path = folder / FILE
@@ -81,7 +81,7 @@ def load(
     where = search_environment(target, do_sample)
     matching = [_found(entry) for entry in entries if entry["where"] == where]
     if matching:
-        return max(matching, key=lambda found: found.outlook.speedup), ""
+        return max(matching, key=lambda found: found.prediction.speedup), ""
     reasons = [f"does not hold here ({_difference(entries, where)})"] if entries else []
     reasons += [damage] if damage else []
     return None, f"{FILE} {' and '.join(reasons)}, so it was measured again" if reasons else ""
@@ -109,16 +109,16 @@ def _is_sound(entry: Any, num_layers: int | None) -> bool:
     """Tell whether a stored result has all its parts, each of the right kind."""
     if not isinstance(entry, dict) or not isinstance(entry.get("where"), dict):
         return False
-    outlook = entry.get("outlook")
+    prediction = entry.get("outlook")
     return (
         isinstance(entry.get("method"), str)
         and isinstance(entry.get("extra", {}), dict)
         and all(_are_layers(entry.get(key), num_layers) for key in ("skip_attention", "skip_mlp"))
         and all(_is_number(entry.get(key)) for key in ("seconds", "trials"))
-        and isinstance(outlook, dict)
-        and set(outlook) == {field.name for field in fields(Prediction)}
-        and all(_is_number(value) for value in outlook.values())
-        and _is_length(outlook["gamma"])
+        and isinstance(prediction, dict)
+        and set(prediction) == {field.name for field in fields(Prediction)}
+        and all(_is_number(value) for value in prediction.values())
+        and _is_length(prediction["gamma"])
     )
 
 
@@ -153,7 +153,7 @@ def _difference(entries: list[dict[str, Any]], where: dict[str, str]) -> str:
 
 def _found(entry: dict[str, Any]) -> SearchResult:
     skips = SkipSet.of(entry["skip_attention"], entry["skip_mlp"])
-    outlook = Prediction(**entry["outlook"])
+    prediction = Prediction(**entry["outlook"])
     return SearchResult(
-        skips, outlook, entry["method"], entry["seconds"], entry["trials"], entry.get("extra", {})
+        skips, prediction, entry["method"], entry["seconds"], entry["trials"], entry.get("extra", {})
     )

@@ -16,7 +16,7 @@ class SearchResult:
     """The best skip set of a search, what it should give, and what finding it took."""
 
     skips: SkipSet
-    outlook: Prediction
+    prediction: Prediction
     method: str
     seconds: float
     trials: int
@@ -31,10 +31,10 @@ class SearchResult:
             "candidates": self.trials,
             "skip_attention": sorted(self.skips.attention),
             "skip_mlp": sorted(self.skips.mlp),
-            "gamma": self.outlook.gamma,
-            "alpha": self.outlook.alpha,
-            "c": self.outlook.c,
-            "predicted_speedup": self.outlook.speedup,
+            "gamma": self.prediction.gamma,
+            "alpha": self.prediction.alpha,
+            "c": self.prediction.c,
+            "predicted_speedup": self.prediction.speedup,
         }
 
 
@@ -46,8 +46,8 @@ class Judge:
     costs: SublayerCosts
     known: dict[SkipSet, Prediction] = field(default_factory=dict)
 
-    def outlook(self, skips: SkipSet) -> Prediction:
-        """Return the outlook of `skips`; a set is run once."""
+    def prediction(self, skips: SkipSet) -> Prediction:
+        """Return the prediction of `skips`; a set is run once."""
         found = self.known.get(skips)
         if found is None:
             scores = self.material.score(skip_view(self.material.target, skips))

@@ -1,11 +1,12 @@
-"""Settle the `auto` of draft `skip_set`: saved result, else a quick search on the prompts at hand."""
+"""Resolve the `auto` of draft `skip_set`: saved result, else a quick search on the prompts at hand."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ssd_infer.engine.loop import Planner
 from ssd_infer.engine.sampling import SamplingParams
 from ssd_infer.engine.sublayers import SkipSet, skip_view
 from ssd_infer.engine.target import Target
@@ -14,14 +15,12 @@ from ssd_infer.strategies.skip_layers import saved_search as store
 from ssd_infer.strategies.skip_layers.bayes import search_bayes
 from ssd_infer.strategies.skip_layers.dp import search_dp
 from ssd_infer.strategies.skip_layers.search_result import SearchResult
+from ssd_infer.strategies.skip_layers.skip_params import SkipSetParams
 from ssd_infer.tuning.calibration_text import CalibrationSet, write_calibration_set
 from ssd_infer.tuning.memo import Memo
 from ssd_infer.tuning.prediction import GAMMAS, THRESHOLDS, Prediction, predict
 from ssd_infer.tuning.race import SURE, least_running, measured_speedup
 from ssd_infer.tuning.sublayer_costs import cached_sublayer_costs
-
-if TYPE_CHECKING:
-    from ssd_infer.strategies.skip_layers.skip_set import SkipSetDrafter, SkipSetParams
 
 SEARCH_SECONDS = 60.0
 """Longest Bayesian search when nobody says otherwise."""
@@ -55,7 +54,7 @@ def cached_search(
 
 
 def resolve_skip_set(
-    strategy: type[SkipSetDrafter],
+    strategy: Planner,
     target: Target,
     params: SkipSetParams,
     prompts: list[list[int]],
@@ -67,38 +66,38 @@ def resolve_skip_set(
 
     A set whose predicted speedup is below 1 is refused, one below `SURE` is put to a race first.
     """
-    if params.settled:
+    if params.resolved:
         return Resolved(params)
     skips, note, facts = params.skips, "", dict[str, Any]()
     if skips is None:
         found, note = cached_search(target, prompts, do_sample, method, seconds)
-        skips, outlook, facts = found.skips, found.outlook, found.facts()
+        skips, prediction, facts = found.skips, found.prediction, found.facts()
         note = "; ".join(part for part in (_describe(found), note) if part)
     if params.skips is not None or params.gamma != "auto" or params.confidence != "auto":
-        outlook = _outlook(target, skips, params, prompts, do_sample)
-        note = "; ".join(part for part in (outlook.describe(), note) if part)
-    if outlook.speedup < 1.0 or not len(skips):
+        prediction = _predict(target, skips, params, prompts, do_sample)
+        note = "; ".join(part for part in (prediction.describe(), note) if part)
+    if prediction.speedup < 1.0 or not len(skips):
         reason = f"plain decoding: no skip set is expected to gain ({note})"
-        return Resolved(None, reason, outlook.speedup, facts)
-    settled = replace(
+        return Resolved(None, reason, prediction.speedup, facts)
+    resolved = replace(
         params,
         skip_attention=sorted(skips.attention),
         skip_mlp=sorted(skips.mlp),
-        gamma=outlook.gamma,
-        confidence=outlook.confidence,
-        aim=round(outlook.alpha, 4) if params.aim == "auto" else params.aim,
+        gamma=prediction.gamma,
+        confidence=prediction.confidence,
+        aim=round(prediction.alpha, 4) if params.aim == "auto" else params.aim,
     )
     if params.guard != "auto":
-        return Resolved(settled, note, outlook.speedup, facts)
+        return Resolved(resolved, note, prediction.speedup, facts)
     return _guarded(
-        strategy, target, settled, prompts, do_sample, Resolved(None, note, outlook.speedup, facts)
+        strategy, target, resolved, prompts, do_sample, Resolved(None, note, prediction.speedup, facts)
     )
 
 
 def _guarded(
-    strategy: type[SkipSetDrafter],
+    strategy: Planner,
     target: Target,
-    settled: SkipSetParams,
+    resolved: SkipSetParams,
     prompts: list[list[int]],
     do_sample: bool,
     so_far: Resolved,
@@ -106,15 +105,15 @@ def _guarded(
     """Set the guard of a set that was found; refuse the set when a race says that it loses."""
     predicted = so_far.predicted_speedup or 1.0
     if predicted >= SURE:
-        return replace(so_far, params=replace(settled, guard=1.0))
-    raced = measured_speedup(target, strategy, settled, prompts, do_sample)
+        return replace(so_far, params=replace(resolved, guard=1.0))
+    raced = measured_speedup(target, strategy, resolved, prompts, do_sample)
     facts = so_far.search | {"raced_speedup": raced}
     if raced < 1.0:
         note = f"plain decoding: measured {raced:.2f}× on a few prompts ({so_far.note})"
         return replace(so_far, note=note, search=facts)
     guard = round(least_running(predicted, raced), 3)
     note = f"{so_far.note}; measured {raced:.2f}× on a few prompts"
-    return replace(so_far, params=replace(settled, guard=guard), note=note, search=facts)
+    return replace(so_far, params=replace(resolved, guard=guard), note=note, search=facts)
 
 
 def _search(
@@ -136,10 +135,10 @@ def _saved(target: Target, do_sample: bool, method: str | None) -> tuple[SearchR
 
 def _describe(found: SearchResult) -> str:
     parts = f"{len(found.skips.attention)} attention and {len(found.skips.mlp)} MLP sublayers skipped"
-    return f"{parts}, {found.outlook.describe()}, by {found.method} in {found.seconds:.1f} s"
+    return f"{parts}, {found.prediction.describe()}, by {found.method} in {found.seconds:.1f} s"
 
 
-def _outlook(
+def _predict(
     target: Target, skips: SkipSet, params: SkipSetParams, prompts: list[list[int]], do_sample: bool
 ) -> Prediction:
     """Choose what is left open of γ and threshold for a given set."""

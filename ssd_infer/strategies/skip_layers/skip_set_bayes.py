@@ -9,7 +9,9 @@ from ssd_infer.engine.target import Target
 from ssd_infer.errors import Problem
 from ssd_infer.strategies.base import Auto, DraftParams, Resolved
 from ssd_infer.strategies.skip_layers import SKIP_SET_BAYES
-from ssd_infer.strategies.skip_layers.skip_set import SkipSetDrafter, SkipSetParams
+from ssd_infer.strategies.skip_layers.skip_calibration import SEARCH_SECONDS, resolve_skip_set
+from ssd_infer.strategies.skip_layers.skip_params import SkipSetParams
+from ssd_infer.strategies.skip_layers.skip_set import SkipSetDrafter
 
 
 @dataclass(slots=True)
@@ -38,8 +40,6 @@ class SkipSetBayes(SkipSetDrafter):
         cls, target: Target, params: DraftParams, prompts: list[list[int]], do_sample: bool
     ) -> Resolved:
         """Take the saved set of this method or search one; plain decoding when no gain is predicted or measured."""
-        from ssd_infer.strategies.skip_layers.skip_calibration import SEARCH_SECONDS, resolve_skip_set
-
         given = cast(SkipSetBayesParams, params)
         longest = SEARCH_SECONDS if isinstance(given.search_seconds, str) else given.search_seconds
         return resolve_skip_set(cls, target, given, prompts, do_sample, "bayes", longest)

@@ -6,9 +6,9 @@ from typing import Any
 
 from ssd_infer.corpus.shift_text import KINDS, shift_streams
 from ssd_infer.engine.target import Target
+from ssd_infer.strategies.base import Strategy
 from ssd_infer.strategies.skip_layers.dp import search_dp
-from ssd_infer.strategies.skip_layers.skip_set import SkipSetDrafter, SkipSetParams
-from ssd_infer.strategies.skip_layers.swift import Swift
+from ssd_infer.strategies.skip_layers.skip_params import SkipSetParams
 from ssd_infer.strategies.streams import decode_streams
 from ssd_infer.strategies.study import StudyContext
 from ssd_infer.tuning.calibration_text import write_calibration_set
@@ -19,26 +19,26 @@ PROMPTS, SHOWN = 4, 24
 """Streams whose prose is searched on, and new tokens beyond a prompt that costs are measured at."""
 
 
-def study_search(context: StudyContext) -> dict[str, Any]:
+def study_search(strategy: type[Strategy], context: StudyContext) -> dict[str, Any]:
     """Decode the streams with nothing known beforehand."""
     assert isinstance(context.target, Target)
-    return decode_streams(context, Swift, Swift.parse({}, context.target))
+    return decode_streams(context, strategy, strategy.parse({}, context.target))
 
 
-def study_offline(context: StudyContext) -> dict[str, Any]:
+def study_offline(strategy: type[Strategy], context: StudyContext) -> dict[str, Any]:
     """Search a skip set on prose of the validation split; it drafts to the end, whatever its gain."""
     target, drawing, width = context.target, context.sampling.params, context.settings.prompt_tokens
     assert isinstance(target, Target)
     streams = shift_streams(context.tokenizer, PROMPTS, width, seed=1, split="validation")
     material = write_calibration_set(target, [stream[0] for stream in streams], drawing)
     found = search_dp(material, cached_sublayer_costs(target, width + SHOWN, drawing.do_sample))
-    outlook = found.outlook
+    prediction = found.prediction
     params = SkipSetParams(
         sorted(found.skips.attention),
         sorted(found.skips.mlp),
-        outlook.gamma,
-        outlook.confidence,
-        aim=round(outlook.alpha, 4),
+        prediction.gamma,
+        prediction.confidence,
+        aim=round(prediction.alpha, 4),
         guard=0.0,
     )
-    return decode_streams(context, SkipSetDrafter, params, f"found on {FOUND_ON}, {outlook.describe()}")
+    return decode_streams(context, strategy, params, f"found on {FOUND_ON}, {prediction.describe()}")

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from ssd_infer.engine.session import Feedback, Proposal, Session
@@ -25,7 +26,11 @@ from ssd_infer.strategies.skip_layers.branches import look_back
 from ssd_infer.strategies.skip_layers.episode import Episode, StopRules
 from ssd_infer.strategies.skip_layers.guard import TRUST_AFTER
 from ssd_infer.strategies.skip_layers.online import RATIOS, AcceptanceDrop, Proposer, Reach, RunningGain
+from ssd_infer.strategies.skip_layers.search_report import search_tables
+from ssd_infer.strategies.skip_layers.stream_study import study_search
 from ssd_infer.strategies.skip_layers.view_draft import ViewDraft
+from ssd_infer.strategies.stream_report import stream_plots, stream_tables
+from ssd_infer.strategies.streams import stream_studies
 from ssd_infer.tuning.prediction import GAMMAS
 from ssd_infer.tuning.sublayer_costs import SublayerCosts, cached_sublayer_costs
 
@@ -40,7 +45,7 @@ HELD_AFTER, PROMISING = 2, 1.5
 for a better one go on at its full share."""
 WINDOWS = (32, 24, 16, 8)
 """Lengths of the context."""
-FORESEEN = 512
+EXPECTED_TOKENS = 512
 """Tokens still to come that searching may count on: a stream may end long before its limit."""
 
 
@@ -199,14 +204,14 @@ class Swift(ViewDraft):
 
     def _adopt(self, episode: Episode) -> None:
         """Draft with the episode's best set from now on, or not at all if even that is expected to lose."""
-        outlook, skips = episode.outlook, episode.best
-        if outlook is None or skips is None or outlook.speedup < self.params.worth:
+        prediction, skips = episode.prediction, episode.best
+        if prediction is None or skips is None or prediction.speedup < self.params.worth:
             self.gain = None
             return
         self.use(skips)
-        self.confidence = outlook.confidence
-        self.gain = RunningGain(outlook.tau - 1, outlook.drafted)
-        self.drop, self.reach = AcceptanceDrop(), Reach(outlook.gamma, outlook.tau - 1)
+        self.confidence = prediction.confidence
+        self.gain = RunningGain(prediction.tau - 1, prediction.drafted)
+        self.drop, self.reach = AcceptanceDrop(), Reach(prediction.gamma, prediction.tau - 1)
         self._learned = 0
 
     def _switch_off(self) -> None:
@@ -220,7 +225,7 @@ class Swift(ViewDraft):
         held = self._learned >= HELD_AFTER and self.speedup >= 1.0
         fruitful = self.gain is not None and (held or self.speedup >= PROMISING)
         share = self.params.share if fruitful else min(self.params.share, self.params.fruitless)
-        ahead = min(FORESEEN, max(row.remaining for row in self.session.rows))
+        ahead = min(EXPECTED_TOKENS, max(row.remaining for row in self.session.rows))
         left = self.costs.whole.plain * ahead
         return self._budget.affords(seconds, share, left)
 
@@ -262,24 +267,16 @@ class Swift(ViewDraft):
     @classmethod
     def studies(cls, context: StudyContext) -> list[Study]:
         """Decode streams whose text changes with nothing known beforehand, where they were asked for."""
-        from ssd_infer.strategies.skip_layers.stream_study import study_search
-        from ssd_infer.strategies.streams import stream_studies
-
-        return stream_studies(cls, context, study_search)
+        return stream_studies(cls, context, partial(study_search, cls))
 
     @classmethod
     def tables(cls, row: Mapping[str, Any]) -> list[Table]:
         """Show its search, and acceptance along the streams."""
-        from ssd_infer.strategies.skip_layers.search_report import search_tables
-        from ssd_infer.strategies.stream_report import stream_tables
-
         return [*search_tables(row), *stream_tables(row)]
 
     @classmethod
     def plots(cls, row: Mapping[str, Any]) -> list[Plot]:
         """Draw acceptance along the streams."""
-        from ssd_infer.strategies.stream_report import stream_plots
-
         return stream_plots(row)
 
     @classmethod

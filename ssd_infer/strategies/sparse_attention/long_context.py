@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -17,14 +18,13 @@ import torch
 from ssd_infer.engine.clock import Clock, synchronise
 from ssd_infer.engine.generation_rules import switched_off
 from ssd_infer.engine.kernels.plain import grouped_layers
-from ssd_infer.engine.loop import Decoding
+from ssd_infer.engine.loop import Decoding, Plan
 from ssd_infer.engine.model_view import cache_keyword
 from ssd_infer.engine.session import Row, Session
 from ssd_infer.engine.stats import Stats
 from ssd_infer.engine.stopping import StopRule
-from ssd_infer.strategies.base import DraftParams
 from ssd_infer.strategies.sparse_attention.prefilled import Prefilled
-from ssd_infer.strategies.sparse_attention.sparse_attention import SparseAttention
+from ssd_infer.strategies.sparse_attention.sparse_draft import SparseDraft
 from ssd_infer.tuning.peak import PeakMemory
 
 PLAIN, THEIRS = "plain", "transformers"
@@ -58,13 +58,14 @@ Call = Callable[[Measured], None]
 
 
 def measure_cell(
+    strategy: type[SparseDraft],
     filled: Prefilled,
     drafts: Mapping[str, Mapping[str, Any]],
     new_tokens: int,
     repeats: int,
     their_tokens: int | None = None,
 ) -> list[Measured]:
-    """Measure plain decoding, `drafts` (name → draft_params) and transformers' `generate` on `filled`, in turns.
+    """Measure plain decoding, `drafts` of `strategy` (name → draft_params) and transformers' `generate`, in turns.
 
     transformers runs once, and for `their_tokens` only (None: as many as the others; 0: not at all): at long contexts
     it takes longer than all others together.
@@ -77,10 +78,11 @@ def measure_cell(
         found[THEIRS] = Measured(THEIRS, batch, context)
         calls[THEIRS] = lambda into: _theirs(filled, theirs, into)
     for name, raw in drafts.items():
-        settled = SparseAttention.settle(filled.target, raw, filled.prompts, do_sample=False)
-        params = {} if settled.params is None else asdict(settled.params)
-        found[name] = Measured(name, batch, context, params, settled.note)
-        calls[name] = _draft_call(filled, new_tokens, settled.params)
+        resolved = strategy.prepare(filled.target, raw, filled.prompts, do_sample=False)
+        params = {} if resolved.params is None else asdict(resolved.params)
+        found[name] = Measured(name, batch, context, params, resolved.note)
+        plan = None if resolved.params is None else partial(strategy.plan, params=resolved.params)
+        calls[name] = _draft_call(filled, new_tokens, plan)
     names = list(calls)
     for repeat in range(repeats):
         start = repeat % len(names)
@@ -94,16 +96,18 @@ def measure_cell(
     return list(found.values())
 
 
-def _draft_call(filled: Prefilled, new_tokens: int, params: DraftParams | None) -> Call:
-    return lambda into: _ours(filled, new_tokens, params, into)
+def _draft_call(filled: Prefilled, new_tokens: int, planning: Callable[[Session], Plan] | None) -> Call:
+    return lambda into: _ours(filled, new_tokens, planning, into)
 
 
 @torch.inference_mode()
-def _ours(filled: Prefilled, new_tokens: int, params: DraftParams | None, into: Measured) -> None:
+def _ours(
+    filled: Prefilled, new_tokens: int, planning: Callable[[Session], Plan] | None, into: Measured
+) -> None:
     """Decode until every row has `new_tokens` more than its first."""
     session, stats = filled.session(), Stats.empty(len(filled.rows))
-    plan = None if params is None else SparseAttention.plan(session, params)
-    drafter = None if plan is None else cast(SparseAttention, plan.drafter)
+    plan = None if planning is None else planning(session)
+    drafter = None if plan is None else cast(SparseDraft, plan.drafter)
     session.layers = grouped_layers(session) if plan is None else plan.layers
     if drafter is not None:
         _show_prompts(session, drafter)
@@ -126,7 +130,7 @@ def _ours(filled: Prefilled, new_tokens: int, params: DraftParams | None, into: 
         into.report = drafter.report() | {"per_position": shares, "seconds": clock.seconds()}
 
 
-def _show_prompts(session: Session, drafter: SparseAttention) -> None:
+def _show_prompts(session: Session, drafter: SparseDraft) -> None:
     """Let the selector hear the last queries of the prompts, as it would have in the prefill; no slot is changed."""
     width = min(drafter.selector.prompt_queries, *session.lengths)
     if not width:

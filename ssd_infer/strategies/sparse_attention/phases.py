@@ -15,7 +15,7 @@ from ssd_infer.engine.kernels.layers import attention_view
 from ssd_infer.engine.loop import Decoding
 from ssd_infer.engine.session import Row
 from ssd_infer.strategies.sparse_attention.mixed import MixedCache, MixedSet, MixedWindow, Segment
-from ssd_infer.strategies.sparse_attention.sparse_attention import SparseAttention
+from ssd_infer.strategies.sparse_attention.sparse_draft import SparseDraft
 
 
 def first_phases(rows: int, gamma: int) -> list[int]:
@@ -52,13 +52,13 @@ class Balanced(Decoding):
             if drafting:
                 self._extend(drafting, logits)
             if verifying:
-                self._settle(verifying, logits)
+                self._commit_verified(verifying, logits)
         self.stats.total.forwards["target" if verifying else "draft"] += 1
 
     def _open(self) -> None:
         """Set up every row's first round; without a cold start all rows have slots to read already."""
         drafter = self.drafter
-        assert isinstance(drafter, SparseAttention)
+        assert isinstance(drafter, SparseDraft)
         rows = len(self.session.rows)
         self.selector, self.gamma, self.reads = drafter.selector, drafter.gamma, drafter.reads
         self.pace = drafter.pace
@@ -100,7 +100,7 @@ class Balanced(Decoding):
             if probs is not None:
                 self.laws[part.row].append(probs[at])
 
-    def _settle(self, verifying: list[Segment], logits: Tensor) -> None:
+    def _commit_verified(self, verifying: list[Segment], logits: Tensor) -> None:
         """Accept what each verifying row drafted, commit it, and choose what its next round reads."""
         session = self.session
         counts = [len(part.ids) - 1 for part in verifying]

@@ -7,230 +7,61 @@ choose what the next draft reads; draft keys live beside the cache, so nothing i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
-from torch import Tensor
-
+from ssd_infer.engine.kernels.layers import attention_view
 from ssd_infer.engine.loop import Decoding, Plan
-from ssd_infer.engine.session import Feedback, Proposal, Session
+from ssd_infer.engine.session import Session
 from ssd_infer.engine.target import Target
-from ssd_infer.errors import Problem
-from ssd_infer.strategies.base import Auto, DraftParams, Resolved, at_least
+from ssd_infer.strategies.base import DraftParams, Resolved
 from ssd_infer.strategies.sparse_attention import SPARSE_ATTENTION
-from ssd_infer.strategies.stepwise import Stepwise
+from ssd_infer.strategies.sparse_attention.phases import Balanced
+from ssd_infer.strategies.sparse_attention.sparse_calibration import resolve_sparse_attention
+from ssd_infer.strategies.sparse_attention.sparse_draft import SparseDraft
+from ssd_infer.strategies.sparse_attention.sparse_params import SparseAttentionParams
+from ssd_infer.strategies.sparse_attention.sweep import sparse_sweep, sweep_fault
+from ssd_infer.strategies.sparse_attention.sweep_report import sweep_plots, sweep_tables
+from ssd_infer.strategies.study import Study
 
 if TYPE_CHECKING:
     from ssd_infer.report.table import Plot, Table
-    from ssd_infer.strategies.sparse_attention.mixed import MixedSet
-    from ssd_infer.strategies.sparse_attention.selectors import Selector
-    from ssd_infer.strategies.sparse_attention.working_set import WorkingSet
-    from ssd_infer.strategies.study import Study, StudyContext
-
-SelectorName = Literal["pillar", "vegas", "streaming", "snapkv", "quest"]
+    from ssd_infer.strategies.study import StudyContext
 
 
-@dataclass(slots=True)
-class SparseAttentionParams(DraftParams):
-    """Who selects, how much is read, and how many tokens are drafted a round."""
-
-    selector: SelectorName | Auto = "auto"
-    ratio: float | Auto = "auto"
-    """Share of a row's slots that a draft step reads."""
-    min_budget: int | Auto = "auto"
-    """Slots read at least."""
-    gamma: int | Auto = "auto"
-    cold_start: Literal["dense", "prompt"] | Auto = "auto"
-    """How `pillar` begins: with a round of dense drafts (the paper), or scored by the last tokens of the prompt."""
-    adapt: bool = False
-    """Let γ follow the measured agreement, down to no drafts at all; an automatic γ does."""
-    phases: Literal["lockstep", "balanced"] = "lockstep"
-    """Whether all rows draft and verify together, or out of step, so that every pass does some of both."""
-
-    def problems(self, target: Target | None) -> list[Problem]:
-        """Check 0 < ratio <= 1, min_budget >= 1 and gamma >= 1."""
-        found = at_least("gamma", self.gamma, 1) + at_least("min_budget", self.min_budget, 1)
-        if not isinstance(self.ratio, str) and not 0 < self.ratio <= 1:
-            found.append(Problem("draft_params.ratio", "must be in (0, 1]", self.ratio, "try 0.05"))
-        if self.phases == "balanced" and self.selector == "quest":
-            rule = "must be lockstep with selector quest, which chooses anew at every step"
-            found.append(Problem("draft_params.phases", rule, self.phases, "leave it out"))
-        return found
-
-
-def selectors() -> dict[str, type[Selector]]:
-    """Return the selectors by name."""
-    from ssd_infer.strategies.sparse_attention.quest import Quest
-    from ssd_infer.strategies.sparse_attention.selectors import Pillar, SnapKV, Streaming, Vegas
-
-    kinds: tuple[type[Selector], ...] = (Pillar, Vegas, Streaming, SnapKV, Quest)
-    return {kind.name: kind for kind in kinds}
-
-
-class SparseAttention(Stepwise):
-    """Draft with all layers on selected slots, at most γ tokens a round."""
+class SparseAttention(SparseDraft):
+    """Sparse drafts; `auto` is resolved by measured costs, and rows may draft and verify out of step."""
 
     info = SPARSE_ATTENTION
-    Params = SparseAttentionParams
     by_batch = True
-
-    def __init__(self, session: Session, params: DraftParams) -> None:
-        """Set up the selector and what it reads; no `auto` may be left."""
-        from ssd_infer.engine.kernels.grouped import FullAttention
-        from ssd_infer.engine.kernels.layers import attention_view
-        from ssd_infer.engine.kernels.reads import Reads
-        from ssd_infer.strategies.sparse_attention.quest import Quest
-        from ssd_infer.strategies.sparse_attention.selectors import Budget, Shape
-        from ssd_infer.strategies.sparse_attention.sparse_calibration import draft_length_controller
-        from ssd_infer.strategies.sparse_attention.working_set import WorkingSet
-
-        super().__init__(session, params)
-        self.params = cast(SparseAttentionParams, params)
-        self.gamma = int(self.params.gamma)
-        target, cache = session.target, session.cache
-        prompts = tuple(row.prompt_length for row in session.rows)
-        self.pace = draft_length_controller(target, self.params, prompts)
-        shape = Shape.of(target, cache, prompts)
-        kind = selectors()[self.params.selector]
-        self.selector = kind(shape, Budget(float(self.params.ratio), int(self.params.min_budget)))
-        if self.params.cold_start == "prompt":
-            self.selector.hear_prompts()
-        self.full = FullAttention(cache, self.selector, prompts, self.selector.prompt_queries)
-        self.working = WorkingSet(cache, self.most_slots() + self.max_draft(self.params))
-        self.beside: WorkingSet | MixedSet = self.working
-        """What is held beside the cache."""
-        self.paged = self.selector if isinstance(self.selector, Quest) else None
-        self._dense = attention_view(target, FullAttention(cache))
-        self._sparse = attention_view(target, self.paged or self.working)
-        self._selected = False
-        self.reads = Reads()
-        self._slot_bytes = 0
-
-    def most_slots(self) -> int:
-        """Return the slots a draft step reads of a row at the end of this decoding, when it reads most."""
-        capacity = self.session.cache.capacity
-        return min(capacity, self.selector.width([capacity] * len(self.session.rows)))
-
-    def begin(self) -> None:
-        """Listen to verify passes only where the selector wants them."""
-        if not self.selector.listens:
-            self.full.listener = None
-        cache = self.session.cache
-        self._slot_bytes = cache.nbytes() // (cache.batch * cache.capacity)
-
-    def propose(self, limit: int) -> Proposal:
-        """Gather what the selector chooses and draft on it; drafts are dense while there is nothing to choose by."""
-        gamma, lengths = self.pace.gamma(limit), self.session.lengths
-        if gamma == 0:
-            self.full.listener = self.selector if self.pace.resumes and self.selector.listens else None
-            self.selector.committed([0] * len(lengths))
-            return self.session.empty()
-        self.full.listener = self.selector if self.selector.listens else None
-        self._selected = self.selector.ready
-        if self.paged is not None:
-            self.paged.prepare(self.session.cache, lengths)
-        elif self._selected:
-            choice = self.selector.choose(lengths)
-            self.working.gather(choice.slots, choice.hidden, gamma)
-        self.reads.drafted(lengths, gamma, self.selector.read(lengths) if self._selected else None)
-        return self.extend(gamma, self.session.pending)
-
-    def step(self, token: Tensor, offset: int) -> Tensor:
-        """Run all layers on one `token` `(B,)` a row over the selected slots; return `(B, 1, d)`."""
-        session, target = self.session, self.session.target
-        hidden, window = target.embed(token.unsqueeze(1)), session.window(1, offset)
-        if not self._selected:
-            return target.run(hidden, window, session.cache, layers=self._dense)
-        if self.paged is not None:
-            return target.run(hidden, window, session.cache, layers=self._sparse)
-        self.working.at(offset)
-        return target.run(hidden, window, self.working, layers=self._sparse)
-
-    def observe(self, feedback: Feedback) -> None:
-        """Let the selector know which slots are new, and the pace how many drafts were right."""
-        self.selector.committed(feedback.accepted)
-        if self._selected:
-            self.pace.learn(feedback.accepted, feedback.counts)
-        self.reads.verified(self.session.lengths, feedback.counts, feedback.accepted)
-
-    def keep_rows(self, kept: list[int]) -> None:
-        """Drop the scores of ended rows."""
-        self.selector.keep_rows(kept)
-
-    def finish(self) -> None:
-        """Remember how often drafts were right, for the next decoding's γ."""
-        from ssd_infer.strategies.sparse_attention.sparse_calibration import remember
-
-        remember(self.session.target, self.params, self.pace.shares)
-
-    def report(self) -> dict[str, Any]:
-        """Return how often drafts were right by position, and the cache slots and bytes read for one token."""
-        held = self.beside.nbytes() + self.selector.nbytes()
-        facts = {"shares": [round(share, 3) for share in self.pace.shares], "held_bytes": held}
-        return facts | self.reads.report(self._slot_bytes)
 
     @classmethod
     def plan(cls, session: Session, params: DraftParams) -> Plan:
         """Verify through layers whose attention tells the selector what it saw; decode out of step when asked to."""
-        from ssd_infer.engine.kernels.layers import attention_view
-        from ssd_infer.strategies.sparse_attention.phases import Balanced
-
         drafter = cls(session, params)
         layers = attention_view(session.target, drafter.full)
         return Plan(drafter, layers, Decoding if drafter.params.phases == "lockstep" else Balanced)
 
     @classmethod
-    def applicable(cls, target: Target) -> str | None:
-        """Need plain softmax attention over the whole context, reachable through transformers' interface."""
-        from ssd_infer.engine.kernels.layers import unsupported_reason
-
-        return unsupported_reason(target)
-
-    @classmethod
     def studies(cls, context: StudyContext) -> list[Study]:
         """Sweep batches × contexts where long contexts were asked for."""
-        from ssd_infer.strategies.sparse_attention.sweep import sparse_sweep, sweep_fault
-        from ssd_infer.strategies.study import Study
-
         if not context.settings.contexts:
             return []
-        return [Study("sweep", sparse_sweep, "contexts", sweep_fault)]
+        return [Study("sweep", partial(sparse_sweep, cls), "contexts", sweep_fault)]
 
     @classmethod
     def tables(cls, row: Mapping[str, Any]) -> list[Table]:
         """Show the sweep."""
-        from ssd_infer.strategies.sparse_attention.sweep_report import sweep_tables
-
         return sweep_tables(row)
 
     @classmethod
     def plots(cls, row: Mapping[str, Any]) -> list[Plot]:
         """Draw the sweep."""
-        from ssd_infer.strategies.sparse_attention.sweep_report import sweep_plots
-
         return sweep_plots(row)
-
-    @classmethod
-    def max_draft(cls, params: DraftParams) -> int:
-        """Return γ, or the longest draft an adapting γ may reach."""
-        from ssd_infer.strategies.sparse_attention.sparse_calibration import MAX_GAMMA
-
-        settled = cast(SparseAttentionParams, params)
-        return MAX_GAMMA if settled.adapt else int(settled.gamma)
-
-    @classmethod
-    def extra_bytes(cls, target: Target, params: DraftParams) -> int:
-        """Return the working set and the scores of one row at the smallest budget; both grow with the context."""
-        from ssd_infer.strategies.sparse_attention.sparse_memory import row_bytes
-
-        slots = int(cast(SparseAttentionParams, params).min_budget) + cls.max_draft(params)
-        return row_bytes(target, slots, slots)
 
     @classmethod
     def resolve(
         cls, target: Target, params: DraftParams, prompts: list[list[int]], do_sample: bool
     ) -> Resolved:
         """Choose γ by measured costs at this batch and context; plain decoding when none is predicted to gain."""
-        from ssd_infer.strategies.sparse_attention.sparse_calibration import resolve_sparse_attention
-
         return resolve_sparse_attention(target, cast(SparseAttentionParams, params), prompts, do_sample)

@@ -1,11 +1,10 @@
-"""Settle `auto`: costs measured at the batch and context at hand, agreement as in earlier decodings of the model."""
+"""Resolve `auto`: costs measured at the batch and context at hand, agreement as in earlier decodings of the model."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ssd_infer.engine.target import Target
 from ssd_infer.strategies.base import Resolved
@@ -13,10 +12,8 @@ from ssd_infer.strategies.sparse_attention.draft_length import DraftLengthContro
 from ssd_infer.strategies.sparse_attention.slot_budget import budget
 from ssd_infer.strategies.sparse_attention.sparse_costs import SparseCosts, cached_costs, expected_tokens
 from ssd_infer.strategies.sparse_attention.sparse_memory import fits
+from ssd_infer.strategies.sparse_attention.sparse_params import SparseAttentionParams
 from ssd_infer.tuning.memo import Memo
-
-if TYPE_CHECKING:
-    from ssd_infer.strategies.sparse_attention.sparse_attention import SparseAttentionParams
 
 MAX_GAMMA = 12
 RATIOS, MIN_BUDGET = (0.05, 0.1, 0.2), 192
@@ -92,7 +89,7 @@ def resolve_sparse_attention(
         options = [option for option in options if _fits(target, option, context, batch)] or options[:1]
     costs = cached_costs(target, context, batch)
     speedup, tau, best = max(
-        (_outlook(target, costs, option, context) for option in options), key=lambda found: found[0]
+        (_predicted(target, costs, option, context) for option in options), key=lambda found: found[0]
     )
     details = f"{best.ratio:.0%} read, γ {best.gamma}, τ {tau:.1f}"
     if speedup < LEAST_GAIN:
@@ -107,10 +104,10 @@ def _fits(target: Target, option: SparseAttentionParams, context: int, batch: in
     return fits(target, context, batch, slots + MAX_GAMMA)
 
 
-def _outlook(
+def _predicted(
     target: Target, costs: SparseCosts, option: SparseAttentionParams, context: int
 ) -> tuple[float, float, SparseAttentionParams]:
-    """Return the best predicted speedup of `option` over γ, its tokens a verify, and the settled parameters."""
+    """Return the best predicted speedup of `option` over γ, its tokens a verify, and the resolved parameters."""
     slots = budget(context, float(option.ratio), int(option.min_budget))
     shares = remembered(target, option, slots)
     gamma, speedup = costs.best_gamma(slots, shares)

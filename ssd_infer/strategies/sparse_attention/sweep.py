@@ -14,7 +14,7 @@ from ssd_infer.errors import ConfigError, DataError, one_line
 from ssd_infer.strategies.sparse_attention import SPARSE_ATTENTION
 from ssd_infer.strategies.sparse_attention.long_context import cell_report, measure_cell
 from ssd_infer.strategies.sparse_attention.prefilled import FilledRow, Prefilled, prefill, room_for
-from ssd_infer.strategies.sparse_attention.sparse_attention import SparseAttention
+from ssd_infer.strategies.sparse_attention.sparse_draft import SparseDraft
 from ssd_infer.strategies.study import Facts, StudyContext
 
 NAME = SPARSE_ATTENTION.name
@@ -24,7 +24,7 @@ _GAMMA, _DISTINCT = 8, 4
 _Item = TypeVar("_Item")
 
 
-def sparse_sweep(context: StudyContext) -> dict[str, Any]:
+def sparse_sweep(strategy: type[SparseDraft], context: StudyContext) -> dict[str, Any]:
     """Return `cells` (throughput by batch × context) and `budgets` (acceptance by slots read), or a `reason`.
 
     Empty when no contexts were asked for. Cells that the deadline leaves no time for, or that fail, become a
@@ -33,7 +33,7 @@ def sparse_sweep(context: StudyContext) -> dict[str, Any]:
     lengths, batches = context.settings.contexts, context.settings.batches
     if not lengths:
         return {}
-    reason = _why_not(context)
+    reason = _unsupported(strategy, context)
     if reason is not None or not isinstance(context.target, Target):
         return {"reason": reason}
     cells: list[dict[str, Any]] = []
@@ -49,11 +49,13 @@ def sparse_sweep(context: StudyContext) -> dict[str, Any]:
                 continue
             context.say(f"decoding {batch} rows of {length} tokens with sparse attention")
             what = f"the sweep at batch {batch} and {length} tokens of context"
-            cells += _tried(context, what, partial(_cell, context, context.target, rows, batch))
+            cells += _tried(context, what, partial(_cell, strategy, context, context.target, rows, batch))
     if rows and not context.deadline.passed:
         context.say("measuring acceptance by budget")
         what = "acceptance by budget"
-        budgets = _tried(context, what, partial(_by_budget, context, context.target, rows, min(batches)))
+        budgets = _tried(
+            context, what, partial(_by_budget, strategy, context, context.target, rows, min(batches))
+        )
     return {"cells": cells, "budgets": budgets}
 
 
@@ -78,14 +80,14 @@ def _tried(context: StudyContext, what: str, measure: Callable[[], list[_Item]])
         return []
 
 
-def _why_not(context: StudyContext) -> str | None:
+def _unsupported(strategy: type[SparseDraft], context: StudyContext) -> str | None:
     if isinstance(context.target, str):
         return context.target
     if context.tokenizer is None:
         return "the sweep needs prompts of any length, and this checkpoint has no tokenizer to cut them with"
     if context.settings.draft not in ("all", NAME):
         return f"not measured: this run asked for draft={context.settings.draft} only"
-    return SparseAttention.unsupported_reason(context.target)
+    return strategy.unsupported_reason(context.target)
 
 
 def _filled(context: StudyContext, target: Target, length: int, batch: int) -> list[FilledRow]:
@@ -95,21 +97,23 @@ def _filled(context: StudyContext, target: Target, length: int, batch: int) -> l
     return [prefill(target, prompt) for prompt in task.prompts]
 
 
-def _cell(context: StudyContext, target: Target, rows: list[FilledRow], batch: int) -> list[dict[str, Any]]:
+def _cell(
+    strategy: type[SparseDraft], context: StudyContext, target: Target, rows: list[FilledRow], batch: int
+) -> list[dict[str, Any]]:
     settings = context.settings
     params = settings.draft_params if settings.draft == NAME else {}
     filled = Prefilled(target, rows, batch, settings.max_new_tokens, room_for([params]))
-    found = measure_cell(filled, {NAME: params}, settings.max_new_tokens, settings.repeats)
+    found = measure_cell(strategy, filled, {NAME: params}, settings.max_new_tokens, settings.repeats)
     return cell_report(found, filled.slot_bytes, torch.finfo(target.dtype).bits >= 32)
 
 
 def _by_budget(
-    context: StudyContext, target: Target, rows: list[FilledRow], batch: int
+    strategy: type[SparseDraft], context: StudyContext, target: Target, rows: list[FilledRow], batch: int
 ) -> list[dict[str, Any]]:
     """Return acceptance of `pillar` at γ = 8, with nothing but the ratio deciding what is read."""
     filled = Prefilled(target, rows, batch, context.settings.max_new_tokens)
     fixed = {"selector": "pillar", "gamma": _GAMMA, "min_budget": 1, "cold_start": "prompt"}
     drafts = {f"{ratio:g}": fixed | {"ratio": ratio} for ratio in RATIOS}
-    found = measure_cell(filled, drafts, context.settings.max_new_tokens, 1, their_tokens=0)
+    found = measure_cell(strategy, filled, drafts, context.settings.max_new_tokens, 1, their_tokens=0)
     report = cell_report(found, filled.slot_bytes, torch.finfo(target.dtype).bits >= 32)
     return [row for row in report if row["name"] in drafts]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from filelock import FileLock
 
 from ssd_infer.checkpoint.content import text_digest
@@ -27,8 +28,9 @@ from ssd_train.config.schema_speech import SpeechDataConfig
 from ssd_train.data.hub import COMMIT
 from ssd_train.data.packing import write_json
 from ssd_train.data.speech.batches import BatchedSamples, Samples, collate
+from ssd_train.data.speech.open_speech import open_speech
 from ssd_train.data.speech.screening import Screen, Tally
-from ssd_train.data.speech.sources import SpeechSource, open_speech
+from ssd_train.data.speech.sources import SpeechSource
 from ssd_train.data.speech.store import StoredSpeech, is_complete, write_speech
 from ssd_train.data.tokenizer import vocabulary_hash
 
@@ -168,8 +170,6 @@ class _ListedSpeech:
 
     def __init__(self, manifest: Path, extract: Any, screen: Screen) -> None:
         """Read `manifest`, which this run wrote."""
-        import numpy as np
-
         utterances, _ = read_utterances(read_manifest(manifest), screen.rate)
         self.rows = [
             {"features": extract(item.samples), "labels": screen.labels(item.text)} for item in utterances

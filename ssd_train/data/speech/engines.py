@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
+from importlib.util import find_spec
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,8 +46,6 @@ def _speak_pico(text: str, voice: str, manner: Manner) -> tuple[Samples, int]:
 
 
 def _has_pico() -> bool:
-    from importlib.util import find_spec
-
     return find_spec("py_nanotts") is not None
 
 

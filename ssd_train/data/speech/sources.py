@@ -6,15 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 
 from ssd_infer.checkpoint.content import text_digest
-from ssd_infer.errors import DataError
 from ssd_infer.families.speech.utterances import Utterance
 from ssd_train.config.schema import DataConfig
-from ssd_train.config.schema_speech import (
-    AsteriskSpeechConfig,
-    HubSpeechConfig,
-    ManifestSpeechConfig,
-    TTSSpeechConfig,
-)
 from ssd_train.data.speech.batches import Samples
 from ssd_train.data.speech.screening import Screen, Tally
 
@@ -58,27 +51,3 @@ def speech_fingerprint(cfg: DataConfig, contents: dict[str, str]) -> str:
     """Return what tells the speech of `cfg` apart: content, not place, and all settings but those used elsewhere."""
     settings = {key: value for key, value in asdict(cfg).items() if key not in _ELSEWHERE}
     return f"{cfg.kind}-{text_digest([sorted(contents.items()), sorted(settings.items())])[:16]}"
-
-
-def open_speech(cfg: DataConfig, seed: int) -> SpeechSource:
-    """Return the source `cfg` describes; raise `DataError` when it cannot be read or is no speech."""
-    if isinstance(cfg, TTSSpeechConfig):
-        from ssd_train.data.speech.tts import tts_source
-
-        return tts_source(cfg)
-    if isinstance(cfg, ManifestSpeechConfig):
-        from ssd_train.data.speech.manifest import manifest_source
-
-        return manifest_source(cfg, seed)
-    if isinstance(cfg, AsteriskSpeechConfig):
-        from ssd_train.data.speech.asterisk import asterisk_source
-
-        return asterisk_source(cfg)
-    if isinstance(cfg, HubSpeechConfig):
-        from ssd_train.data.speech.hub import hub_source
-
-        return hub_source(cfg)
-    raise DataError(
-        f"data.kind: must be speech for this recipe (got {cfg.kind!r}); try data=tts_speech, data=manifest, "
-        "data=asterisk or data=hub_speech"
-    )

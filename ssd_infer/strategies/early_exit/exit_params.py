@@ -1,0 +1,34 @@
+"""What `early_exit` is told: where to exit, how far to draft, and when a row stops."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ssd_infer.engine.target import Target
+from ssd_infer.errors import Problem
+from ssd_infer.strategies.base import Auto, DraftParams, at_least
+
+
+@dataclass(slots=True)
+class EarlyExitParams(DraftParams):
+    """Where to exit, how many tokens to draft, and the confidence below which a row stops drafting."""
+
+    exit_layer: int | Auto = "auto"
+    gamma: int | Auto = "auto"
+    confidence: float | Auto = "auto"
+
+    def problems(self, target: Target | None) -> list[Problem]:
+        """Check 1 <= exit_layer < L, gamma >= 1 and 0 <= confidence < 1."""
+        found = at_least("exit_layer", self.exit_layer, 1) + at_least("gamma", self.gamma, 1)
+        if target is not None and isinstance(self.exit_layer, int) and self.exit_layer >= target.num_layers:
+            rule = f"must be < {target.num_layers}, the layers of this model"
+            found.append(
+                Problem(
+                    "draft_params.exit_layer", rule, self.exit_layer, f"try {max(1, target.num_layers // 4)}"
+                )
+            )
+        if self.confidence != "auto" and not 0 <= self.confidence < 1:
+            found.append(
+                Problem("draft_params.confidence", "must be in [0, 1)", self.confidence, "0 turns it off")
+            )
+        return found
