@@ -164,5 +164,5 @@ def test_the_grid_is_two_panels_of_cells_and_a_check_of_them() -> None:
     assert [len(one.x) for one in heat.series] == [30, 5]
     assert [len(one.x) for one in checked.series] == [2, 5]
     titles = [chart.title for chart in draw_charts(report)]
-    assert f"early_exit: {heat.title}" in titles
+    assert f"early exit: {heat.title}" in titles
     assert heat.title not in render_markdown(report)
