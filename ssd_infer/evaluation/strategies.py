@@ -12,7 +12,7 @@ from ssd_infer.engine.target import Target
 from ssd_infer.errors import ConfigError, UnsupportedModelError
 from ssd_infer.evaluation.budget import Budget, Deadline, OutOfTime, stopping
 from ssd_infer.evaluation.contenders import Contender, Sampling, one_line, ours
-from ssd_infer.report.rows import UNSETTLED
+from ssd_infer.report.rows import UNRESOLVED
 from ssd_infer.strategies import registry as drafts
 from ssd_infer.strategies.base import Resolved, Strategy
 from ssd_infer.strategies.info import StrategyInfo, row_name
@@ -59,16 +59,16 @@ def known_drafts(wanted: str = "all") -> dict[str, StrategyInfo]:
     }
 
 
-def check_draft(name: str, raw: Mapping[str, Any] | None = None) -> None:
-    """Raise ConfigError when `draft=name` names nothing that drafts for causal models.
+def check_draft(name: str, raw: Mapping[str, Any] | None = None, kind: str = "causal") -> None:
+    """Raise ConfigError when `draft=name` names nothing that drafts for models of `kind`.
 
     Parameters `raw` of one strategy are checked as far as that needs no model.
     """
-    problem = drafts.draft_problem(name, "causal")
+    problem = drafts.draft_problem(name, kind)
     if problem is not None:
         raise ConfigError([problem])
     found = drafts.find(name)
-    if found is not None and name != found.group:
+    if found is not None and found.kind == "causal" and name != found.group:
         drafts.get(found.name).parse(raw, None)
 
 
@@ -186,7 +186,7 @@ def _prepare(
 
 def _unresolved(entry: Entry, seconds: float) -> str:
     remedy = "give its parameters" if entry.alone else f"ask for draft={entry.draft} alone"
-    return f"{UNSETTLED} ({seconds:.1f} s); raise max_minutes, or {remedy}"
+    return f"{UNRESOLVED} ({seconds:.1f} s); raise max_minutes, or {remedy}"
 
 
 def _untimed(resolved: Resolved, entry: Entry) -> Resolved:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ssd_infer.evaluation.repetition import LOOP_THRESHOLD
-from ssd_infer.report.rows import UNSETTLED, Row, broken_rows, drafts, gains, is_sampled
+from ssd_infer.report.rows import UNRESOLVED, Row, broken_rows, drafts, gains, is_sampled
 
 NOISE = 0.2
 """A measured speedup further than this from the predicted one gets a warning."""
@@ -31,7 +31,7 @@ def verdict(strategies: list[Row], peers: list[Row], notes: list[str]) -> dict[s
         *_misses(passed),
     ]
     if best is None and passed:
-        left_out = any(row["reason"] and row["reason"].startswith(UNSETTLED) for row in strategies)
+        left_out = any(row["reason"] and row["reason"].startswith(UNRESOLVED) for row in strategies)
         none = "no strategy that was measured" if left_out else "no strategy"
         warnings.append(f"{none} is faster than plain decoding on this checkpoint; decode with draft=None")
     return {

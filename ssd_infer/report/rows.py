@@ -10,7 +10,7 @@ Row = dict[str, Any]
 Report = dict[str, Any]
 
 VERDICT_TEXT = {"pass": "lossless", "fail": "NOT lossless", "not_run": "not tested"}
-UNSETTLED = "not measured: the choice of its parameters did not end in its share of the time limit"
+UNRESOLVED = "not measured: the choice of its parameters did not end in its share of the time limit"
 """How the reason of a row begins that was left out for want of time, and might have been faster."""
 STATUS_TEXT = {"ok": "ok", "not_applicable": "not applicable", "failed": "failed"}
 

@@ -11,10 +11,10 @@ import torch
 
 from ssd_infer.config.evaluation import EvalSettings
 from ssd_infer.evaluation import evaluate
+from ssd_infer.families.diffusion import decoding
 from ssd_infer.report.call_costs import draw_call_costs
 from ssd_infer.report.rows import exit_code, find_row, noise_rows, plain_rows
 from ssd_infer.report.schema import validate
-from ssd_infer.strategies.fewer_steps import generate as api
 from ssd_infer.strategies.fewer_steps.drafts import DRAFTERS
 from tests.diffusion.support import build, prompts
 from tests.diffusion.test_losslessness import OneRow
@@ -92,7 +92,7 @@ def test_the_wrong_verifier_fails_the_report(checkpoint: Path, monkeypatch: pyte
     def one_row(denoiser: Any, _settings: Any, canvases: Any) -> OneRow:
         return OneRow(denoiser, canvases)
 
-    monkeypatch.setattr(api, "memory_for", one_row)
+    monkeypatch.setattr(decoding, "memory_for", one_row)
     params = {"drafter": "ssd_chain", "gamma": 5}
     report = evaluate(settings(checkpoint, draft="fewer_steps", draft_params=params, temperatures=[0.0]))
     row = find_row(report, "fewer_steps")
@@ -105,13 +105,13 @@ def test_a_draft_that_is_wrong_in_company_fails_the_report(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Timed one by one it is right; only the ragged batch beside shows the fault, greedy and sampled."""
-    right = api.memory_for
+    right = decoding.memory_for
 
     def by_batch(denoiser: Any, chosen: Any, canvases: Any) -> Any:
         alone = len(canvases) == 1
         return right(denoiser, chosen, canvases) if alone else OneRow(denoiser, canvases)
 
-    monkeypatch.setattr(api, "memory_for", by_batch)
+    monkeypatch.setattr(decoding, "memory_for", by_batch)
     params = {"drafter": "ssd_chain", "gamma": 5}
     report = evaluate(settings(checkpoint, draft="fewer_steps", draft_params=params))
     for name in ("fewer_steps", "fewer_steps:t1"):

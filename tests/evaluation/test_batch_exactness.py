@@ -123,7 +123,7 @@ def test_a_draft_that_is_right_alone_fails_with_its_first_divergence(
 
 
 def test_a_draft_that_raises_in_a_batch_fails_with_the_reason(tiny_model: ModelFactory) -> None:
-    draft = WRONG["broken"].name
+    draft = WRONG["broken"].info.name
     found = judged(tiny_model(), strategy(draft))[draft]
     assert found.verdict == "fail"
     assert "no batches here" in found.detail
@@ -176,7 +176,7 @@ def test_lower_precision_excuses_rounding_only(tiny_model: ModelFactory, draft: 
 
 
 def test_rows_that_decode_plainly_share_one_check_and_lossy_rows_have_none(tiny_model: ModelFactory) -> None:
-    wrong = WRONG["company"].name
+    wrong = WRONG["company"].info.name
     first, second = strategy(wrong, plain=True), strategy("early_exit", plain=True)
     found = judged(tiny_model(), first, second, strategy("early_exit+end", claimed=False))
     assert found[wrong] == found["early_exit"]
@@ -240,7 +240,7 @@ def test_sampled_rows_of_a_ragged_batch_obey_the_law(tiny_model: ModelFactory, a
     groups = [rows, *([row] for row in rows)] if alone else [rows]
     right, wrong = (
         law_of_groups(model, strategy(draft), Sampling(1.0), groups, 24, 0)
-        for draft in ("early_exit", WRONG["company"].name)
+        for draft in ("early_exit", WRONG["company"].info.name)
     )
     assert right.verdict == "pass", right.detail
     assert right.detail.startswith("ragged batch of 4" + (" and batch 1" if alone else ""))
@@ -250,7 +250,7 @@ def test_sampled_rows_of_a_ragged_batch_obey_the_law(tiny_model: ModelFactory, a
 def test_enumeration_draws_in_ragged_batches(tiny_model: ModelFactory) -> None:
     """A law that holds in even batches only is found."""
     model, context = tiny_model(), [5, 9, 40, 41, 5, 9, 40, 12]
-    for draft, verdict in (("early_exit", "pass"), (WRONG["company"].name, "fail")):
+    for draft, verdict in (("early_exit", "pass"), (WRONG["company"].info.name, "fail")):
         decodes = [(how, ours(model, draft, PARAMS, how, eos=-1)) for how in SETTINGS]
         found = judge_sampling(model, decodes, context, FOREVER)
         assert found.verdict == verdict, found.detail

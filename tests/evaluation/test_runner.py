@@ -132,7 +132,7 @@ def test_both_temperatures_have_rows_baselines_and_verdicts(full: dict[str, Any]
 
 def test_absent_strategies_say_why(full: dict[str, Any]) -> None:
     found = rows(full)
-    for name in ("fewer_steps", "ctc_draft", "reduced_experts"):
+    for name in ("fewer_steps", "ctc_draft"):
         assert found[name]["status"] == "not_applicable"
         assert found[name]["reason"]
         assert found[name]["lossless"]["verdict"] == "not_run"
@@ -413,7 +413,7 @@ def test_unsupported_architecture_still_gets_a_report(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "said"),
     [
-        ({"draft": "early_exi"}, ConfigError, "draft: must be all, a family or a strategy name"),
+        ({"draft": "early_exi"}, ConfigError, "draft: must be all, a group or a strategy"),
         (
             {"draft": "early_exit", "draft_params": {"exit_layer": 3}},
             ConfigError,
@@ -460,7 +460,7 @@ def test_a_tokenizer_of_another_model_is_refused(checkpoint: Path, tmp_path: Pat
 def test_an_unwritable_place_is_refused_before_loading(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "open_bench", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr(runner, "open_context", lambda *_: pytest.fail("loaded"))
     (tmp_path / "file").touch()
     with pytest.raises(OutputError, match=r"out: must be a place .*/file/out': Not a directory"):
         evaluate(settings(checkpoint, out=str(tmp_path / "file" / "out")))
@@ -498,7 +498,7 @@ def test_libraries_are_quiet_during_an_evaluation(
         seen.append(logging.get_verbosity())
         raise DataError("enough seen")
 
-    monkeypatch.setattr(runner, "open_bench", open_nothing)
+    monkeypatch.setattr(runner, "open_context", open_nothing)
     before = logging.get_verbosity()
     with pytest.raises(DataError, match="enough seen"):
         evaluate(settings(checkpoint, out=str(tmp_path)))

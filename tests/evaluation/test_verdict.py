@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ssd_infer.evaluation.verdict import verdict
-from ssd_infer.report.rows import UNSETTLED, headline
+from ssd_infer.report.rows import UNRESOLVED, headline
 from tests.report.sample import absent_row, measured_row, sample_report
 
 
@@ -164,7 +164,7 @@ def test_failures_misses_and_notes_are_warned_of() -> None:
 
 
 def test_what_the_time_left_out_is_not_called_slow() -> None:
-    left_out = absent_row("swift", reason=f"{UNSETTLED} (0.0 s); raise max_minutes")
+    left_out = absent_row("swift", reason=f"{UNRESOLVED} (0.0 s); raise max_minutes")
     found = verdict([row("early_exit", 0.9), left_out], [], [])
     assert any("no strategy that was measured is faster" in line for line in found["warnings"])
     found = verdict([row("early_exit", 0.9), absent_row("reduced_experts")], [], [])
