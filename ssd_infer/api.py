@@ -52,8 +52,9 @@ def generate(
 
     A sampled row depends on `seed`, its place among the rows and its prompt, on no other row: the first of a batch is
     what the same prompt gives alone. Drafts that decide for a batch as a whole (`sparse_attention`,
-    `early_exit+ngram`, `early_exit+del`, `swift`, and every `auto`) choose what is drafted by all rows, so with them
-    other mates may lead to other draws of the same law.
+    `early_exit+ngram`, `early_exit+del`, `swift`, `skip_set` with `adapt`, `reduced_experts` with `follow` or
+    `at_hand`, and every `auto`) choose what is drafted by all rows, so with them other mates may lead to other draws of
+    the same law.
 
     Rules in the generation config that change what is emitted (repetition_penalty, min_new_tokens, …:
     `ssd_infer.engine.generation_rules`) are not followed yet: a call under one is refused, and

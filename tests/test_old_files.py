@@ -185,16 +185,19 @@ def test_an_expert_store_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.integration
 def test_a_run_goes_on_from_its_checkpoint_as_it_would_have(tmp_path: Path) -> None:
-    """The command in the run's own command.txt, again: steps 4 to 6 lose what they lost in one go."""
+    """The command in the run's own command.txt, again: steps 4 to 6 lose what they lost in one go.
+
+    The run knew nothing of marks around documents; the two settings say what it did, as its refusal would ask for.
+    """
     work = tmp_path / "text"
     shutil.copytree(OLD / "text", work)
     run = work / "layerskip" / "run"
     command = shlex.split((run / "command.txt").read_text("utf-8"))
-    surroundings = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, *command[1:]],
+        [sys.executable, *command[1:], "data.add_bos=false", "data.control_tokens=parse"],
         cwd=work,
-        env=surroundings,
+        env=environment,
         capture_output=True,
         text=True,
         check=False,

@@ -8,7 +8,6 @@ The parent hands the settings over as JSON and passes on what the child says; th
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import os
 import subprocess
@@ -21,6 +20,7 @@ from ssd_infer import errors
 from ssd_infer.config.evaluation import EvalSettings
 from ssd_infer.errors import SSDError
 from ssd_infer.evaluation import evaluate, report_folder
+from ssd_infer.jsonio import from_json, to_json
 from ssd_infer.report.write import read_report
 from ssd_infer.threads import wait_passively
 
@@ -49,7 +49,7 @@ def evaluate_alone(settings: EvalSettings, say: Say | None = None) -> dict[str, 
     `say` receives one line a phase (None: the log does). Raises SSDError as `evaluate` would, and where the process
     ended by itself; whatever is raised here meanwhile ends the process.
     """
-    request = json.dumps({"settings": dataclasses.asdict(settings), "argv": sys.argv})
+    request = to_json({"settings": dataclasses.asdict(settings), "argv": sys.argv})
     command = [sys.executable, "-m", "ssd_infer.evaluation.alone", request]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment_alone(os.environ))  # noqa: S603
     assert child.stdout is not None
@@ -85,7 +85,7 @@ def _listen(lines: Iterable[str], say: Say) -> SSDError | None:
     """Pass on what the child says until it has no more to say; return the error it met, if any."""
     problem = None
     for line in lines:
-        message = json.loads(line)
+        message = from_json(line)
         if "say" in message:
             say(message["say"])
         else:
@@ -107,10 +107,10 @@ def main(request: str, answers: TextIO) -> int:
     """
 
     def answer(**message: str) -> None:
-        answers.write(json.dumps(message) + "\n")
+        answers.write(to_json(message) + "\n")
         answers.flush()
 
-    given = json.loads(request)
+    given = from_json(request)
     sys.argv = given["argv"]  # the report names the command that asked for it
     try:
         evaluate(EvalSettings(**given["settings"]), lambda line: answer(say=line))

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import ssd_infer
+from ssd_infer.checkpoint.kinds import kind_at
 from ssd_infer.checkpoint.load import Loaded
 from ssd_infer.config.evaluation import EvalSettings
 from ssd_infer.corpus import Task, build_tasks, calibration_prompts
@@ -62,12 +63,9 @@ class EvalContext:
         return first.dtype
 
 
-def open_context(settings: EvalSettings, say: Say, kind: str = "causal") -> EvalContext:
-    """Load the checkpoint and cut the prompts; raises before any measurement when something is wrong with either.
-
-    `draft` must name what drafts for models of `kind`.
-    """
-    check_draft(settings.draft, settings.draft_params, kind)
+def open_context(settings: EvalSettings, say: Say) -> EvalContext:
+    """Load the checkpoint and cut the prompts; raises before any measurement when something is wrong with either."""
+    check_draft(settings.draft, settings.draft_params, kind_at(settings.checkpoint))
     check_device(settings.device)
     budget = Budget(settings.max_minutes)
     say("loading the checkpoint")

@@ -69,7 +69,7 @@ def check_draft(name: str, raw: Mapping[str, Any] | None = None, kind: str = "ca
     if problem is not None:
         raise ConfigError([problem])
     found = drafts.find(name)
-    if kind == "causal" and found is not None and name != found.group:
+    if found is not None and found.kind == "causal" and name != found.group:
         drafts.get(found.name).parse(raw, None)
 
 

@@ -11,11 +11,11 @@ import torch
 
 import ssd_infer
 from ssd_infer.evaluation.losslessness import judge_greedy
+from ssd_infer.families.diffusion import decoding
 from ssd_infer.families.diffusion.canvases import FullMemory, _locate, run_canvases
 from ssd_infer.families.diffusion.draft import Source, Standing
 from ssd_infer.families.diffusion.memory import Lists, Pass
 from ssd_infer.families.diffusion.state import State
-from ssd_infer.strategies.fewer_steps import generate as api
 from ssd_infer.strategies.fewer_steps.drafts import DRAFTERS, StateDrafter
 from ssd_infer.strategies.fewer_steps.ssd_chain import SSDChain
 from tests.diffusion.support import BIDIRECTIONAL, BLOCK_CAUSAL, MASK, begin, build, decoded, prompts
@@ -157,7 +157,7 @@ def test_the_wrong_verifier_fails_the_gate(monkeypatch: pytest.MonkeyPatch) -> N
         outputs["stepwise"][0, seed, 0] = decoded(model, rows, 16, sampler)[0]
         outputs["right"][0, seed, 0] = decoded(model, rows, 16, sampler, SSDChain(3))[0]
         with monkeypatch.context() as patch:
-            patch.setattr(api, "FullMemory", OneRow)
+            patch.setattr(decoding, "FullMemory", OneRow)
             outputs["one row"][0, seed, 0] = decoded(model, rows, 16, sampler, SSDChain(3))[0]
     reference = {"stepwise": outputs["stepwise"]}
     assert judge_greedy(outputs["right"], reference).verdict == "pass"

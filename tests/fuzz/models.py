@@ -172,14 +172,14 @@ def _offloaded(model: Any, dtype: torch.dtype) -> tuple[Any, Any]:
     return folder, loaded.model.to(dtype)
 
 
-class _Always(dict[Any, Any]):
-    """Answer every key with one value."""
+class _Always:
+    """A memo that knows one answer to everything."""
 
-    def __contains__(self, key: object) -> bool:
-        return True
+    def __init__(self, value: Any) -> None:
+        self.value = value
 
-    def __missing__(self, key: Any) -> Any:
-        return self["any"]
+    def cached(self, *_: Any) -> Any:
+        return self.value
 
 
 def _price(target: Target) -> None:
@@ -192,7 +192,7 @@ def _price(target: Target) -> None:
     cheap = sparse_costs.SparseCosts(
         plain=10.0, budgets=(1, 64), draft=(1.0, 1.5), select=(0.1, 0.1), widths=(1, 32), verify=(10.0, 12.0)
     )
-    sparse_costs._known[target.model] = _Always(any=cheap)
+    sparse_costs._known = _Always(cheap)  # type: ignore[assignment]
 
 
 POOL = 16

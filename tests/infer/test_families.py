@@ -95,7 +95,13 @@ def decode(model: nn.Module, draft: str | None, new: int = NEW) -> list[list[int
     """Return what the engine makes of `rows`."""
     params = DRAFTS[draft] if draft else None
     out = ssd_infer.generate(
-        model, rows(), draft=draft, draft_params=params, max_new_tokens=new, eos_token_id=[]
+        model,
+        rows(),
+        draft=draft,
+        draft_params=params,
+        max_new_tokens=new,
+        eos_token_id=[],
+        generation_rules="off",
     )
     return out.sequences
 

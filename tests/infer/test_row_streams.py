@@ -25,13 +25,27 @@ ALONE: dict[str, dict[str, Any]] = {
     "early_exit": {"draft": "early_exit", "draft_params": {"exit_layer": 2, "gamma": 4}},
     "confident": {"draft": "early_exit", "draft_params": {"exit_layer": 2, "gamma": 4, "confidence": 0.15}},
     "ngram": {"draft": "ngram", "draft_params": {"gamma": 3}},
-    "skip_set": {"draft": "skip_set", "draft_params": {"skip_mlp": [1], "skip_attention": [2], "gamma": 3}},
+    "skip_set": {
+        "draft": "skip_set",
+        "draft_params": {
+            "skip_mlp": [1],
+            "skip_attention": [2],
+            "gamma": 3,
+            "confidence": 0.15,
+            "adapt": False,
+            "guard": 0.0,
+        },
+    },
 }
 """Drafts whose rows decide nothing for each other."""
 TOGETHER: dict[str, dict[str, Any]] = {
     "sparse": {
         "draft": "sparse_attention",
         "draft_params": {"selector": "streaming", "ratio": 0.5, "min_budget": 4, "gamma": 3},
+    },
+    "adapting": {
+        "draft": "skip_set",
+        "draft_params": {"skip_mlp": [1], "skip_attention": [2], "gamma": 3, "confidence": 0.3, "aim": 0.5},
     },
     "copies": {"draft": "early_exit+ngram", "draft_params": {"exit_layer": 2, "gamma": 3}},
     "balanced": {

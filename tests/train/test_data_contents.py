@@ -20,7 +20,7 @@ import torch
 from ssd_infer.checkpoint.content import file_digest, files_digest, folder_digest, weights_digest
 from ssd_infer.errors import ConfigError, DataError
 from ssd_infer.families.speech.utterances import FOLDER
-from ssd_train import data, recipes, run
+from ssd_train import data, run
 from ssd_train.config.schema import HFModelConfig, HubTextConfig, LocalTextConfig, Root, ScratchModelConfig
 from ssd_train.config.schema_speech import HubSpeechConfig
 from ssd_train.data import contents as data_contents
@@ -31,6 +31,7 @@ from ssd_train.data.speech.asterisk import asterisk_source
 from ssd_train.data.speech.hub import hub_source as speech_hub_source
 from ssd_train.data.speech.manifest import manifest_source
 from ssd_train.data.tokenizer import vocabulary_hash
+from ssd_train.recipes import registry as recipes
 from ssd_train.recipes.asr_ctc.model import build_processor, speech_config
 from ssd_train.runs import identity
 from tests.train.diffusion_support import OBJECTIVES, diffusion_root
@@ -335,16 +336,16 @@ def test_a_checkpoint_of_an_earlier_version_goes_on_aloud(
         if key not in ("data.add_bos", "data.control_tokens")
     }
     with pytest.raises(ConfigError, match=r"data\.add_bos: .*set data\.add_bos=False") as caught:
-        identity.check_same_run(cfg, saved)
+        identity.check_same_run(cfg, saved, 0)
     assert "set data.control_tokens=parse" in str(caught.value)
     old = replace(cfg, data=replace(cfg.data, add_bos=False, control_tokens="parse"))
-    identity.check_same_run(old, saved)
+    identity.check_same_run(old, saved, 0)
     heard = speech_root(tmp_path)
     known = {key: value for key, value in identity.identity(heard).items() if key in saved or "rate" in key}
     dropped = set(identity.identity(heard)) - set(known)
     assert {"data.add_bos", "data.control_tokens"} <= dropped
     with pytest.raises(ConfigError) as other:
-        identity.check_same_run(heard, known)
+        identity.check_same_run(heard, known, 0)
     assert not {"data.add_bos", "data.control_tokens"} & {item.key for item in other.value.problems}
 
 

@@ -18,10 +18,10 @@ from ssd_infer.corpus.prompts import build_tasks
 from ssd_infer.corpus.textfiles import read_lines, read_objects, read_whole
 from ssd_infer.errors import DataError
 from ssd_infer.families.speech.utterances import read_manifest
-from ssd_train import recipes
 from ssd_train.config.schema import LocalTextConfig
 from ssd_train.data.local import find_files, read_files
 from ssd_train.data.speech.asterisk import transcripts
+from ssd_train.recipes import registry as recipes
 from tests.train.diffusion_support import OBJECTIVES, diffusion_root
 from tests.train.support import base_model, llama_tokenizer
 

@@ -197,6 +197,7 @@ def test_a_report_that_was_cut_off_is_made_by_the_next_start(
 def test_every_row_of_the_fault_table_names_a_test() -> None:
     root = Path(__file__).resolve().parents[2]
     table = (root / "docs" / "reliability.md").read_text(encoding="utf-8")
+    table = table.partition("## Faults that were found")[0]
     rows = [line for line in table.splitlines() if line.startswith("| ") and not line.startswith("| fault")]
     tests = "".join(file.read_text(encoding="utf-8") for file in (root / "tests").rglob("test_*.py"))
     assert len(rows) >= 12

@@ -139,7 +139,7 @@ def test_reports_are_written_where_promised(
         assert seen[0].checkpoint == str(done / "checkpoints" / "step-2")
     assert all(settings.samples == 3 for settings in seen)
     printed = capsys.readouterr().out
-    assert "early_exit" in printed
+    assert "early exit" in printed
     assert "report.html" in printed
     count = len(seen)
     run.train(cfg)

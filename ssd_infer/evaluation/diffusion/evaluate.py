@@ -57,7 +57,7 @@ def evaluate(settings: EvalSettings, say: Say | None = None) -> dict[str, Any]:
     folder = report_folder(settings)
     check_writable("out", folder)
     with torch_threads(settings.threads), quiet_libraries():
-        bench = open_context(settings, say or logger.info, "diffusion")
+        bench = open_context(settings, say or logger.info)
         sampler = SamplerSettings.of(bench.model.config)
         Denoiser.of(bench.model)
         bench.say("bounding the likelihood of held-out text")
