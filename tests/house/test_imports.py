@@ -19,6 +19,7 @@ INFER = (
     ("strategies", ("strategies",)),
     ("families", ("families",)),
     ("models", ("models",)),
+    ("experts", ("experts",)),
     ("offload", ("offload",)),
     ("tuning", ("tuning",)),
     ("engine", ("engine",)),
