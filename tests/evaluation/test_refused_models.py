@@ -13,8 +13,8 @@ from torch import nn
 from ssd_infer.__main__ import main
 from ssd_infer.config.evaluation import EvalSettings
 from ssd_infer.evaluation import evaluate
-from ssd_infer.report.schema import FAMILIES
 from ssd_infer.report.write import read_report
+from ssd_infer.strategies.registry import basics
 from tests.causal_families import tiny
 from tests.conftest import build_model
 
@@ -61,7 +61,7 @@ def test_a_refused_checkpoint_gets_a_report(
     assert speeds["transformers_generate"] > 0
     assert speeds["ssd_plain"] is None
     rows = {row["name"]: row for row in report["strategies"]}
-    assert {name.partition(":")[0] for name in rows} == set(FAMILIES)
+    assert {name.partition(":")[0] for name in rows} == set(basics())
     assert {row["status"] for row in rows.values()} == {"not_applicable"}
     for name, row in rows.items():
         if name not in ELSEWHERE and not row["reason"].startswith("not measured"):

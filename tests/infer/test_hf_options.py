@@ -12,9 +12,9 @@ from transformers.generation import logits_process as processors
 from transformers.generation import stopping_criteria as criteria
 
 import ssd_infer
-from ssd_infer.engine import run
-from ssd_infer.engine.kernels.plain import grouped_layers
 from ssd_infer.errors import ConfigError
+from ssd_infer.strategies import run
+from ssd_infer.strategies.early_exit.early_exit import EarlyExit
 from tests.conftest import build_model
 
 IDS = torch.tensor([[5, 6, 7, 5, 6]])
@@ -201,7 +201,7 @@ def test_several_sampled_rows_differ_and_repeat() -> None:
 
 
 def test_it_takes_the_path_of_generate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Evaluation mode and grouped attention are those of `ssd_infer.generate`."""
+    """Evaluation mode and the draft are those of `ssd_infer.generate`; attention is the engine's own choice."""
     model = build_model(attention_dropout=0.9)
     expected = theirs(model)
     model.train()
@@ -209,7 +209,7 @@ def test_it_takes_the_path_of_generate(monkeypatch: pytest.MonkeyPatch) -> None:
     real = run.decode
 
     def watched(*arguments: Any) -> Any:
-        seen.append((arguments[-1], model.training))
+        seen.append((arguments[2], model.training))
         return real(*arguments)
 
     monkeypatch.setattr(run, "decode", watched)
@@ -219,7 +219,7 @@ def test_it_takes_the_path_of_generate(monkeypatch: pytest.MonkeyPatch) -> None:
         model, IDS, draft="early_exit", draft_params=PARAMS, max_new_tokens=8
     ).sequences
     assert found[0] == expected[0, 5:].tolist()
-    assert seen == [(grouped_layers, False)] * 2
+    assert seen == [(EarlyExit, False)] * 2
 
 
 def test_sampling_is_that_of_generate() -> None:

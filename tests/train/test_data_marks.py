@@ -17,12 +17,14 @@ from ssd_infer.corpus.marks import own_marks
 from ssd_infer.corpus.prompts import build_tasks, tokenize
 from ssd_infer.corpus.shift_text import shift_streams
 from ssd_infer.errors import ConfigError, DataError
-from ssd_train import data, recipes, run
-from ssd_train.config.schema import DiffusionConfig, HFModelConfig, LocalTextConfig, Root
+from ssd_train import data, run
+from ssd_train.config.schema import HFModelConfig, LocalTextConfig, Root
 from ssd_train.data.framing import Encoder, plain_ids
 from ssd_train.data.packing import token_dtype, write_tokens
 from ssd_train.data.sources import Passage
 from ssd_train.data.tokenizer import train_bpe
+from ssd_train.recipes import registry as recipes
+from ssd_train.recipes.diffusion.settings import DiffusionConfig
 from tests.train.diffusion_support import OBJECTIVES, diffusion_root
 from tests.train.support import base_model, llama_tokenizer, tiny_root
 

@@ -16,9 +16,9 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 from ssd_infer.errors import ConfigError, DataError, UnsupportedModelError
 from ssd_infer.families.diffusion.likelihood import denoiser_of, left_to_right_of_sequence
 from ssd_infer.models.masked_diffusion import MDMConfig, block_causal
+from ssd_train import run
 from ssd_train.config.schema import HFModelConfig, ScratchModelConfig
 from ssd_train.recipes import registry as recipes
-from ssd_train.recipes import run
 from ssd_train.recipes.base import StepContext
 from ssd_train.recipes.diffusion.recipe import DiffusionRecipe, _cut_some
 from ssd_train.recipes.diffusion.settings import DiffusionConfig
