@@ -6,7 +6,6 @@ length, and every verify pass writes over them: no key a skipping draft computed
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,18 +15,15 @@ from ssd_infer.engine.target import Target
 from ssd_infer.strategies.base import DraftParams, Resolved
 from ssd_infer.strategies.skip_layers import SKIP_SET
 from ssd_infer.strategies.skip_layers.guard import GainGuard
-from ssd_infer.strategies.skip_layers.search_report import search_tables
 from ssd_infer.strategies.skip_layers.skip_calibration import resolve_skip_set
 from ssd_infer.strategies.skip_layers.skip_params import SkipSetParams
 from ssd_infer.strategies.skip_layers.stream_study import study_offline
 from ssd_infer.strategies.skip_layers.threshold import AdaptiveThreshold
 from ssd_infer.strategies.skip_layers.view_draft import ViewDraft
-from ssd_infer.strategies.stream_report import stream_plots, stream_tables
 from ssd_infer.strategies.streams import stream_studies
 from ssd_infer.tuning.sublayer_costs import cached_sublayer_costs
 
 if TYPE_CHECKING:
-    from ssd_infer.report.table import Plot, Table
     from ssd_infer.strategies.study import Study, StudyContext
 
 
@@ -81,16 +77,6 @@ class SkipSetDrafter(ViewDraft):
         if cls.info is not SKIP_SET:
             return []
         return stream_studies(cls, context, partial(study_offline, cls))
-
-    @classmethod
-    def tables(cls, row: Mapping[str, Any]) -> list[Table]:
-        """Show its search, and acceptance along the streams."""
-        return [*search_tables(row), *stream_tables(row)]
-
-    @classmethod
-    def plots(cls, row: Mapping[str, Any]) -> list[Plot]:
-        """Draw acceptance along the streams."""
-        return stream_plots(row)
 
     @classmethod
     def applicable(cls, target: Target) -> str | None:

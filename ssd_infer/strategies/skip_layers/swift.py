@@ -10,7 +10,7 @@ count is switched off.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -26,16 +26,13 @@ from ssd_infer.strategies.skip_layers.branches import look_back
 from ssd_infer.strategies.skip_layers.episode import Episode, StopRules
 from ssd_infer.strategies.skip_layers.guard import TRUST_AFTER
 from ssd_infer.strategies.skip_layers.online import RATIOS, AcceptanceDrop, Proposer, Reach, RunningGain
-from ssd_infer.strategies.skip_layers.search_report import search_tables
 from ssd_infer.strategies.skip_layers.stream_study import study_search
 from ssd_infer.strategies.skip_layers.view_draft import ViewDraft
-from ssd_infer.strategies.stream_report import stream_plots, stream_tables
 from ssd_infer.strategies.streams import stream_studies
 from ssd_infer.tuning.prediction import GAMMAS
 from ssd_infer.tuning.sublayer_costs import SublayerCosts, cached_sublayer_costs
 
 if TYPE_CHECKING:
-    from ssd_infer.report.table import Plot, Table
     from ssd_infer.strategies.study import Study, StudyContext
 
 THRESHOLDS = (0.0, 0.4, 0.8)
@@ -268,16 +265,6 @@ class Swift(ViewDraft):
     def studies(cls, context: StudyContext) -> list[Study]:
         """Decode streams whose text changes with nothing known beforehand, where they were asked for."""
         return stream_studies(cls, context, partial(study_search, cls))
-
-    @classmethod
-    def tables(cls, row: Mapping[str, Any]) -> list[Table]:
-        """Show its search, and acceptance along the streams."""
-        return [*search_tables(row), *stream_tables(row)]
-
-    @classmethod
-    def plots(cls, row: Mapping[str, Any]) -> list[Plot]:
-        """Draw acceptance along the streams."""
-        return stream_plots(row)
 
     @classmethod
     def applicable(cls, target: Target) -> str | None:

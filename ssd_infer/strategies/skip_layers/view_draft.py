@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
 from torch import Tensor
 
 from ssd_infer.engine.sublayers import SkipSet, View, skip_view
+from ssd_infer.strategies.skip_layers.search_report import search_tables
 from ssd_infer.strategies.stepwise import Stepwise
+from ssd_infer.strategies.stream_report import stream_plots, stream_tables
+
+if TYPE_CHECKING:
+    from ssd_infer.report.table import Plot, Table
 
 
 class ViewDraft(Stepwise):
@@ -18,6 +26,16 @@ class ViewDraft(Stepwise):
     skips: SkipSet = SkipSet()
     view: View = ()
     _own: Tensor
+
+    @classmethod
+    def tables(cls, row: Mapping[str, Any]) -> list[Table]:
+        """Show its search, and acceptance along the streams."""
+        return [*search_tables(row), *stream_tables(row)]
+
+    @classmethod
+    def plots(cls, row: Mapping[str, Any]) -> list[Plot]:
+        """Draw acceptance along the streams."""
+        return stream_plots(row)
 
     def use(self, skips: SkipSet) -> None:
         """Draft with `skips` from now on."""
