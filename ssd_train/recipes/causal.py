@@ -54,26 +54,31 @@ class CausalRecipe(Recipe):
         layers = self.measured_layers()
         with torch.no_grad():
             states = self.states(model, inputs, layers)
-            head = self.exits.head
-            seen = measure_exits(
-                states.final,
-                states.exits,
-                states.labels,
-                head.weight,
-                head.bias,
-                chunk_tokens=self.chunk_tokens,
-            )
+        metrics = self.draft_metrics(states, inputs, [f"exit_{layer + 1}" for layer in layers])
+        if layers:
+            metrics["tau_sim"] = metrics[f"exit_{self.reference_exit()}_tau"]
+        return metrics
+
+    @torch.no_grad()
+    def draft_metrics(self, states: States, inputs: Batch, names: Sequence[str]) -> dict[str, Ratio]:
+        """Measure the model's loss, and under each of `names` what `states.exits` are worth as drafts, in order."""
+        head = self.exits.head
+        seen = measure_exits(
+            states.final,
+            states.exits,
+            states.labels,
+            head.weight,
+            head.bias,
+            chunk_tokens=self.chunk_tokens,
+        )
         count = torch.as_tensor(states.labels.numel(), device=states.labels.device)
         metrics: dict[str, Ratio] = {"loss": (seen.final, count)}
         rows = [int(length) for length in label_mask(inputs).sum(1)]
-        for index, layer in enumerate(layers):
-            name = f"exit_{layer + 1}"
-            metrics[f"{name}_loss"] = (seen.cross_entropy[index], count)
-            metrics[f"{name}_agreement"] = (seen.match[index].sum(), count)
-            metrics[f"{name}_overlap"] = (seen.overlap[index].sum(), count)
-            metrics[f"{name}_tau"] = acceptance(seen.match[index], rows)
-        if layers:
-            metrics["tau_sim"] = metrics[f"exit_{self.reference_exit()}_tau"]
+        for place, name in enumerate(names):
+            metrics[f"{name}_loss"] = (seen.cross_entropy[place], count)
+            metrics[f"{name}_agreement"] = (seen.match[place].sum(), count)
+            metrics[f"{name}_overlap"] = (seen.overlap[place].sum(), count)
+            metrics[f"{name}_tau"] = acceptance(seen.match[place], rows)
         return metrics
 
     def states(

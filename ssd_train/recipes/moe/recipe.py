@@ -13,7 +13,6 @@ from ssd_infer.strategies.reduced_experts.routing import Renorm
 from ssd_infer.strategies.reduced_experts.union import membership, recent_experts, union_size
 from ssd_train.config.schema import Root
 from ssd_train.losses.chunked import ExitTerm
-from ssd_train.losses.measure import measure_exits
 from ssd_train.losses.routing import (
     expected_union,
     expert_choices,
@@ -22,8 +21,8 @@ from ssd_train.losses.routing import (
     routing_entropy,
 )
 from ssd_train.models import build as models
-from ssd_train.recipes.base import Batch, Ratio, StepContext, StepOutput, label_mask
-from ssd_train.recipes.causal import CausalRecipe, acceptance
+from ssd_train.recipes.base import Batch, Ratio, StepContext, StepOutput
+from ssd_train.recipes.causal import CausalRecipe
 from ssd_train.recipes.moe.model_check import check_model
 from ssd_train.recipes.moe.routers import Heard, Routers
 from ssd_train.recipes.moe.settings import MoeConfig
@@ -137,24 +136,9 @@ class MoeRecipe(CausalRecipe):
             for k_draft in self.measured():
                 with self.routers.reduced(k_draft, self.renorm):
                     states.exits.append(self.states(model, inputs, []).final)
-            head = self.exits.head
-            seen = measure_exits(
-                states.final,
-                states.exits,
-                states.labels,
-                head.weight,
-                head.bias,
-                chunk_tokens=self.chunk_tokens,
-            )
-        count = torch.as_tensor(states.labels.numel(), device=states.labels.device)
-        metrics: dict[str, Ratio] = {"loss": (seen.final, count), **_spread(heard, self.loads(heard), count)}
-        rows = [int(length) for length in label_mask(inputs).sum(1)]
-        for place, k_draft in enumerate(self.measured()):
-            name = f"draft_k{k_draft}"
-            metrics[f"{name}_loss"] = (seen.cross_entropy[place], count)
-            metrics[f"{name}_agreement"] = (seen.match[place].sum(), count)
-            metrics[f"{name}_overlap"] = (seen.overlap[place].sum(), count)
-            metrics[f"{name}_tau"] = acceptance(seen.match[place], rows)
+        drafts = self.draft_metrics(states, inputs, [f"draft_k{k_draft}" for k_draft in self.measured()])
+        count = drafts["loss"][1]
+        metrics = {"loss": drafts["loss"], **_spread(heard, self.loads(heard), count), **drafts}
         metrics["tau_sim"] = metrics[f"draft_k{self.measured()[-1]}_tau"]
         return metrics | self._unions(heard, inputs["input_ids"].shape, count)
 
