@@ -16,6 +16,7 @@ import torch
 from ssd_infer.evaluation.bootstrap import Totals
 from ssd_infer.evaluation.contenders import Contender, Decoded, Prompts, one_line
 from ssd_infer.evaluation.cost_model import Counted
+from ssd_infer.evaluation.full_length import at_full_length
 from ssd_infer.evaluation.latency import latency
 from ssd_infer.tuning.budget import Deadline, OutOfTime
 
@@ -64,6 +65,8 @@ class Measurements:
     """Stretches begun."""
     new_tokens: int = 0
     """Tokens decoded a prompt: what was asked for, or fewer where the time limit allows no more."""
+    wanted_tokens: int = 0
+    """Tokens a prompt that were asked for, and that all speeds are of."""
     seconds: float = 0.0
     """What all rounds took."""
 
@@ -73,12 +76,16 @@ class Measurements:
         return [record for record in records if task in (None, record.task)]
 
     def totals(self, name: str, task: str | None = None) -> list[Totals]:
-        """Return tokens and seconds of each unit in each block, summed over repeats there, in order."""
+        """Return tokens and seconds of each unit in each block, summed over repeats there, in order.
+
+        They are those of calls as long as asked for: see `at_full_length`.
+        """
         sums: dict[tuple[int, int], list[float]] = {}
         for record in self.of(name, task):
             entry = sums.setdefault((record.block, record.unit), [0, 0.0])
-            entry[0] += sum(map(len, record.decoded.tokens))
-            entry[1] += record.decoded.seconds
+            tokens, seconds = at_full_length(record.decoded, self.new_tokens, self.wanted_tokens)
+            entry[0] += tokens
+            entry[1] += seconds
         return [Totals(int(sums[key][0]), sums[key][1], key[1], key[0]) for key in sorted(sums)]
 
     def outputs(self, name: str) -> dict[Key, list[int]]:
@@ -127,7 +134,7 @@ def measure(
     units come before the first repeat. Stops after a complete round (one unit, all contenders) once `deadline` has
     passed, or would before half of another; so what is there stays paired.
     """
-    found = Measurements(rounds_planned=repeats * len(units))
+    found = Measurements(rounds_planned=repeats * len(units), wanted_tokens=max_new_tokens)
     found.shared = {item.name: item.stands_for for item in contenders if item.stands_for is not None}
     running = [item for item in contenders if item.stands_for is None]
     spent = _warm_up(running, units[0], max_new_tokens, device)
