@@ -1,8 +1,8 @@
 """What a call would have taken at the length asked for, where the time limit allowed fewer tokens.
 
-Time to the first token weighs more the fewer tokens follow, so that speedups of short calls are others than those of long
-ones. Tokens that were not decoded are counted at the steady rate of those that were: between the first block and the last
-but one, since the last is cut by the limit.
+Time to the first token weighs more the fewer tokens follow, so that speedups of short calls are others than those of
+long ones. Tokens that were not decoded are counted at the steady rate of those that were: between the first block and
+the last but one, since the last is cut by the limit.
 """
 
 from __future__ import annotations

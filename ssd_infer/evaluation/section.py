@@ -131,8 +131,8 @@ def shortfalls(found: Measurements, wanted: int, how: str) -> list[str]:
     notes = []
     if found.new_tokens < wanted:
         notes.append(
-            f"the time limit allowed {found.new_tokens} of {wanted} tokens a prompt ({how}); speeds are of {wanted}, the "
-            "rest at the steady rate of those decoded"
+            f"the time limit allowed {found.new_tokens} of {wanted} tokens a prompt ({how}); speeds are of {wanted}, "
+            "the rest at the steady rate of those decoded"
         )
     if found.rounds_done < found.rounds_planned:
         notes.append(
