@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ssd_infer.config.compose import config_directory, option_names
-from tests.commands import CHECKOUT, run_module
+from ssd_infer.config.compose import config_directory
+from tests.commands import CHECKOUT, option_names, run_module
 
 pytestmark = pytest.mark.integration
 

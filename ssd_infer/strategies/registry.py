@@ -47,11 +47,6 @@ def register(strategy: type[Strategy]) -> type[Strategy]:
     return strategy
 
 
-def unregister(name: str) -> None:
-    """Forget what `register` made known under `name`; does nothing where it made nothing known."""
-    _registered.pop(name, None)
-
-
 def infos() -> dict[str, StrategyInfo]:
     """Return what is known of every strategy, by name, in the order of a report."""
     known = {name: entry.info for name, entry in _own().items()}

@@ -58,12 +58,3 @@ def predict(
             speedup = (1 + accepted) / (drafted * c + v)
             found.append(Prediction(gamma, threshold, alpha, 1 + accepted, drafted, c, v, speedup))
     return max(found, key=lambda prediction: prediction.speedup)
-
-
-def geometric_speedup(acceptance: float, gamma: int, c: float, verify_ratio: float) -> float:
-    """Return E[τ] / (γc + v) for drafts accepted independently with probability `acceptance`.
-
-    E[τ] = (1 - a^{γ+1}) / (1 - a), and γ + 1 at a = 1 (arXiv 2211.17192); `acceptance` is per token, never pooled α.
-    """
-    tau = sum(acceptance**k for k in range(gamma + 1))
-    return tau / (gamma * c + verify_ratio)
