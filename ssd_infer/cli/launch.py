@@ -126,7 +126,7 @@ def _explain(config_name: str, error: Exception, check: Callable[[DictConfig], o
         return explain_all(
             error,
             arguments.overrides,
-            lambda overrides: check(_compose(config_name, overrides, arguments.config_dir)),
+            lambda overrides: check(composed(config_name, overrides, arguments.config_dir)),
         )
     if isinstance(error, ValueError):
         rule = "must name an option of each group of settings"
@@ -135,7 +135,7 @@ def _explain(config_name: str, error: Exception, check: Callable[[DictConfig], o
     return SSDError(str(error))
 
 
-def _compose(config_name: str, overrides: list[str], extra: str | None) -> DictConfig:
+def composed(config_name: str, overrides: list[str], extra: str | None = None) -> DictConfig:
     """Compose as `hydra.main` does, with `extra` as a further directory of configurations."""
     GlobalHydra.instance().clear()
     where = config_directory()

@@ -123,8 +123,8 @@ def test_costs_add_up() -> None:
     costs = flat_costs(4, attention=2.0, mlp=3.0, step=4.0)
     assert costs.whole.plain == 24.0
     assert costs.draft(SkipSet.of([0, 1], [1, 2, 3])) == 4.0 + 3.0 + 0.0 + 2.0 + 2.0
-    assert costs.ratio(SkipSet()) == 1.0
-    assert costs.verify_ratio(5, SkipSet()) == 1.0
+    assert costs.skipping(SkipSet()).c == 1.0
+    assert costs.skipping(SkipSet()).v(5) == 1.0
     wide = SublayerCosts(Costs((1, 17), (1.0, 2.0), (0.0, 0.0), 4), 0.5, 0.5)
-    assert wide.verify_ratio(16, SkipSet.of([0], [])) == 2.0
-    assert wide.verify_ratio(16, SkipSet.of([3], [2])) == (2 * 1.0 + 2 * 2.0) / 4
+    assert wide.skipping(SkipSet.of([0], [])).v(16) == 2.0
+    assert wide.skipping(SkipSet.of([3], [2])).v(16) == (2 * 1.0 + 2 * 2.0) / 4
