@@ -21,6 +21,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from ssd_infer.cli.console import error_console, print_error
+from ssd_infer.cli.lazy_help import admit_lazy_help
 from ssd_infer.config.as_typed import as_typed, is_swept, text_keys
 from ssd_infer.config.compose import config_directory, group_names
 from ssd_infer.config.explain import HYDRA_ERRORS, explain_all
@@ -47,6 +48,7 @@ def launch(
     HYDRA_FULL_ERROR=1 shows tracebacks.
     """
     wait_passively()  # before a task imports torch
+    admit_lazy_help()
     sys.argv[1:] = typed_arguments(config_name, with_folders(bracket(sys.argv[1:], lists), folders))
     codes: list[int] = []
     started: list[bool] = []
