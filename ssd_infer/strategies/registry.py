@@ -55,6 +55,11 @@ def infos() -> dict[str, StrategyInfo]:
     return {info.name: info for info in sorted(known.values(), key=lambda info: (info.order, info.name))}
 
 
+def installed() -> list[str]:
+    """Return the names of strategies that packages beside this one bring; imports none of them."""
+    return sorted(_installed())
+
+
 def registry() -> dict[str, type[Strategy]]:
     """Return every strategy for causal models by name; imports all of them."""
     return {name: get(name) for name, info in infos().items() if info.kind == "causal"}
