@@ -129,4 +129,5 @@ def open_session(
     rows = [Row(index, list(prompt), len(prompt), max_new_tokens) for index, prompt in enumerate(prompts)]
     pending = torch.zeros(len(rows), dtype=torch.long, device=target.device)
     cache = target.new_cache(len(rows), capacity)
-    return Session(target, sampler, target.geometry(capacity), cache, rows, pending, [0] * len(rows))
+    geometry = target.geometry(capacity, prompts=[len(prompt) for prompt in prompts])
+    return Session(target, sampler, geometry, cache, rows, pending, [0] * len(rows))

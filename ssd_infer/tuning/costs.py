@@ -110,7 +110,9 @@ def _one_pass(session: Session, depth: int, width: int) -> None:
     """Embed `width` tokens, run `depth` layers, and choose a token at every position."""
     target = session.target
     ids = torch.zeros((len(session.lengths), width), dtype=torch.long, device=target.device)
-    hidden = target.run(target.embed(ids), session.window(width), session.cache, 0, depth)
+    window = session.window(width)
+    hidden = target.embed_at(ids, window, session.cache)
+    hidden = target.run(hidden, window, session.cache, 0, depth)
     logits = target.logits(hidden)
     if session.sampler.greedy:
         logits.argmax(dim=-1)

@@ -73,7 +73,8 @@ def measure_sublayers(
     ]
 
     def one_pass(view: View) -> None:
-        target.run(target.embed(ids), session.window(1), session.cache, layers=view)
+        window = session.window(1)
+        target.run(target.embed_at(ids, window, session.cache), window, session.cache, layers=view)
 
     seconds: list[list[float]] = [[] for _ in views]
     for repeat in range(repeats + 1):

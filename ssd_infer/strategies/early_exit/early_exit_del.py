@@ -138,7 +138,7 @@ class EarlyExitDel(Stepwise):
         """Run the layers up to the exit, keeping the states after every candidate on the way."""
         session, target = self.session, self.session.target
         window = session.window(1, offset)
-        hidden: Tensor = target.embed(token.unsqueeze(1))
+        hidden: Tensor = target.embed_at(token.unsqueeze(1), window, session.cache)
         first = 0
         for layer, kept in self._drafted.items():
             hidden = target.run(hidden, window, session.cache, first, layer)

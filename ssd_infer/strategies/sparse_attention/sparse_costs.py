@@ -155,8 +155,7 @@ class _Bench:
 
     def _embed(self, width: int) -> torch.Tensor:
         ids = torch.zeros((len(self.session.lengths), width), dtype=torch.long, device=self.target.device)
-        hidden: torch.Tensor = self.target.embed(ids)
-        return hidden
+        return self.target.embed_at(ids, self.session.window(width), self.cache)
 
     def full(self, width: int, view: SelfMasking, depth: int | None = None) -> None:
         """Run full attention over a window of `width`, through `depth` layers (None: all of the bench)."""
