@@ -76,6 +76,8 @@ def unsupported_reason(target: Target) -> str | None:
         except Exception as error:  # noqa: BLE001  the sentence says what was raised
             return f"its attention cannot be computed here: {one_line(error)}"
         outputs.append(target.logits(hidden).float())
+        if len({cache.held(layer)[0].shape for layer in range(target.num_layers)}) > 1:
+            return "its layers keep keys of different shapes"
     scale = float(outputs[0].abs().max()) + 1e-6
     error_share = float((outputs[0] - outputs[1]).abs().max()) / scale
     if not error_share <= max(1e-4, 8 * torch.finfo(target.dtype).eps):
