@@ -41,15 +41,8 @@ def _near_attention(target: Target) -> str | None:
     return None
 
 
-@once
-@torch.inference_mode()
-def unsupported_reason(target: Target) -> str | None:
-    """Return None when grouped attention computes what `target` computes, otherwise the reason in one sentence.
-
-    Look for attention modules, sliding windows and wrappers, then compare six tokens with the target's own pass.
-    """
-    if (near := _near_attention(target)) is not None:
-        return near
+def _out_of_reach(target: Target) -> str | None:
+    """Say why attention modules cannot be told to attend otherwise; None where all can."""
     name = target.family.sublayers.attention
     for layer in target.layers:
         attention = layer._modules.get(name)
@@ -60,6 +53,18 @@ def unsupported_reason(target: Target) -> str | None:
             )
         if "forward" in vars(layer) or "forward" in vars(attention):
             return "its attention was replaced by a wrapper, which would not read selected slots"
+    return None
+
+
+@once
+@torch.inference_mode()
+def unsupported_reason(target: Target) -> str | None:
+    """Return None when grouped attention computes what `target` computes, otherwise the reason in one sentence.
+
+    Look for attention modules, sliding windows and wrappers, then compare six tokens with the target's own pass.
+    """
+    if (reason := _near_attention(target) or _out_of_reach(target)) is not None:
+        return reason
     ids = torch.arange(6, device=target.device).unsqueeze(0) % target.vocab_size
     geometry = target.geometry(6)
     outputs = []
