@@ -167,6 +167,8 @@ def test_one_draft_with_given_thresholds(run: Path, tmp_path: Path) -> None:
     rows = [row for row in found["strategies"] if row["status"] == "ok"]
     assert [row["name"] for row in rows] == ["ctc_draft", "ctc_draft:b8"]
     assert rows[0]["params"] == given
+    noise = [row["extra"]["again"]["noise"] for row in noise_rows(found)]
+    assert all(map(math.isfinite, noise)), "an empty transcript has a length of audio, if no token"
 
 
 @pytest.mark.parametrize("name", ["sasd", "rescoring"])
