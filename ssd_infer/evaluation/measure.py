@@ -26,7 +26,7 @@ FEWEST_TOKENS, ADEQUATE_TOKENS = 16, 32
 BLOCKS, WANTED_ROUNDS = 5, 4
 """Stretches of a measurement, and the rounds that tokens are cut for where the time is short.
 
-The beginning of a text is not like all of it: texts that were cut at 32 of 96 tokens accepted 0.54 to 0.67 of the drafts
+The beginning of a text is not like all of it: texts cut at 32 of 96 tokens accepted 0.54 to 0.67 of the drafts
 where whole ones accepted 0.35, and no interval over prompts knows of that. So few whole texts come before many parts.
 """
 Key = tuple[int, int, int]
