@@ -80,7 +80,10 @@ def shortfalls(found: Measurements, wanted: int, how: str) -> list[str]:
     """Say what the time limit left out; `wanted` 0 asked for no number of tokens."""
     notes = []
     if found.new_tokens < wanted:
-        notes.append(f"the time limit allowed {found.new_tokens} of {wanted} tokens a prompt ({how})")
+        notes.append(
+            f"the time limit allowed {found.new_tokens} of {wanted} tokens a prompt ({how}); speeds are of {wanted}, "
+            "the rest at the steady rate of those decoded"
+        )
     if found.rounds_done < found.rounds_planned:
         notes.append(
             f"the time limit ended the runs after {found.rounds_done} of {found.rounds_planned} rounds ({how})"

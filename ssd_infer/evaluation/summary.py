@@ -153,7 +153,7 @@ def baseline_row(contender: Contender, board: Scoreboard | None) -> dict[str, An
             "tokens": 0,
             "extra": {"reason": contender.failure or "not measured"},
         }
-    totals = board.found.totals(contender.name)
+    calls = [record.decoded for record in board.found.of(contender.name)]
     if contender.kind == "again":
         ratio = board.against(contender.name, itself(contender))
         facts = {"of": itself(contender), "speedup": ratio.value, "ci95": ratio.ci95, "noise": board.noise}
@@ -163,8 +163,8 @@ def baseline_row(contender: Contender, board: Scoreboard | None) -> dict[str, An
     return {
         "name": contender.name,
         "tokens_per_second": board.rate(contender.name),
-        "seconds": sum(part.seconds for part in totals),
-        "tokens": sum(part.tokens for part in totals),
+        "seconds": sum(call.seconds for call in calls),
+        "tokens": sum(len(row) for call in calls for row in call.tokens),
         "extra": extra,
     }
 

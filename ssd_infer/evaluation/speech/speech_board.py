@@ -10,7 +10,7 @@ from ssd_infer.evaluation.bootstrap import Totals, speed_ratio
 from ssd_infer.evaluation.contenders import Contender
 from ssd_infer.evaluation.cost_model import Cost
 from ssd_infer.evaluation.losslessness import LosslessResult, judge_greedy
-from ssd_infer.evaluation.measure import Record, seconds_of
+from ssd_infer.evaluation.measure import Record
 from ssd_infer.evaluation.speech.speech_figures import Figures
 from ssd_infer.evaluation.speech.speech_units import SpeechUnit, said
 from ssd_infer.evaluation.summary import Scoreboard
@@ -30,7 +30,7 @@ class SpeechBoard(Scoreboard):
 
     def amounts(self, name: str, task: str | None = None) -> list[Totals]:
         """Return milliseconds of audio and wall-clock seconds, by unit and block."""
-        return self.found.totals(name, task, self._milliseconds, seconds_of)
+        return self.found.totals(name, task, self._audio_and_wall)
 
     def figures(self, name: str) -> Figures:
         """Return the figures of one contender."""
@@ -109,13 +109,13 @@ class SpeechBoard(Scoreboard):
         """Return error rates and real-time factor of one set."""
         return {**self.figures(name).quality(task), "rtfx": self.rtfx(name, task)}
 
-    def _milliseconds(self, record: Record) -> int:
-        return self.units[record.unit].milliseconds(self.sampling_rate)
+    def _audio_and_wall(self, record: Record) -> tuple[int, float]:
+        return self.units[record.unit].milliseconds(self.sampling_rate), record.decoded.seconds
+
+    def _audio_and_cpu(self, record: Record) -> tuple[int, float]:
+        return self.units[record.unit].milliseconds(self.sampling_rate), said(record)[1]
 
     def _cpu_speedup(self, name: str) -> float:
         """Return the speedup by processor seconds."""
-        mine, plain = (
-            self.found.totals(who, None, self._milliseconds, lambda record: said(record)[1])
-            for who in (name, self.plain)
-        )
+        mine, plain = (self.found.totals(who, None, self._audio_and_cpu) for who in (name, self.plain))
         return speed_ratio(mine, plain, self.seed).value
