@@ -147,7 +147,7 @@ def _protocol(bench: EvalContext, sections: list[Section]) -> dict[str, Any]:
                 "samples": len(task.prompts),
                 "prompt_tokens": max(map(len, task.prompts)),
                 "new_tokens": settings.max_new_tokens,
-                "extra": {"prompts_sha256": task.sha256},
+                "extra": task.facts(),
             }
             for task in bench.tasks
         ],
