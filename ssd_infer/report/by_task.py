@@ -94,7 +94,7 @@ def side_by_side(report: Report) -> Table:
     rows = compared(report) if len(names) >= MANY else []
     cells = tuple((name_cell(row), *_speedups(row, names)) for row in rows)
     columns = ("strategy", *(task_text(name) for name in names))
-    caption = "Speedup on each task. Rows that decode plainly on all of them are left out."
+    caption = "Rows that decode plainly are left out; a dash: not measured in the time there was."
     looks = tuple(map(look_of, rows))
     return Table("Speedup by task", columns, cells, caption, range(1, len(columns)), looks)
 

@@ -264,8 +264,9 @@ def protocol_table(protocol: dict[str, Any]) -> Table:
         for task in tasks
     )
     columns = ("task", "prompts", "prompt tokens", "new tokens", "prompt hash", "written by")
-    table = Table("Protocol", columns, cells, caption, range(1, 4))
     written = any(task.get("extra", {}).get("written_by") for task in tasks)
+    caption += " Prompts that are messages are kept whole, whatever prompt_tokens says." if written else ""
+    table = Table("Protocol", columns, cells, caption, range(1, 4))
     return table if written else _without(table, columns[-1:])
 
 

@@ -72,11 +72,18 @@ def print_report(report: Report, folder: Path | None = None, console: Console | 
 
 
 def with_bars(report: Report, tasks: Table) -> Table:
-    """Return the table of the fastest rows by task, the longest bar for the largest speedup."""
+    """Return the table of the fastest rows by task, each named once, the longest bar for the largest speedup."""
     found = [task["speedup"] or 0.0 for row in fastest_rows(report) for task in row["per_task"]]
-    bars = [_bar(value / max(1.0, *found)) for value in found]
-    rows = tuple((*cells, bar) for cells, bar in zip(tasks.rows, bars, strict=True))
-    return replace(tasks, columns=(*tasks.columns, ""), rows=rows)
+    names = [cells[0] for cells in tasks.rows]
+    rows = tuple(
+        (
+            "" if at and names[at - 1] == names[at] else names[at],
+            *cells[1:],
+            _bar(found[at] / max(1.0, *found)),
+        )
+        for at, cells in enumerate(tasks.rows)
+    )
+    return replace(tasks, columns=(*tasks.columns, ""), rows=rows, looks=())
 
 
 def _bar(share: float) -> str:
