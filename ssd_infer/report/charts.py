@@ -65,7 +65,7 @@ def draw_charts(report: Report) -> list[Chart]:
         ),
         (
             "Acceptance by task",
-            "α of each row that drafted: how many of its drafted tokens were accepted.",
+            "α of each row that drafted; each task's highest is outlined.",
             draw_acceptance,
         ),
         (
