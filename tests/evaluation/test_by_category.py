@@ -101,6 +101,9 @@ def test_prompts_begin_and_end_as_the_template_says(checkpoint: Path) -> None:
         for prompt in (*task.prompts, *task.held_back):
             assert prompt[0] == user
             assert prompt[-1] == assistant
+    messages = [{"role": "user", "content": read_category("coding").measured[0][0]}]
+    theirs = opened.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True)
+    assert opened.tasks[0].prompts[0] == list(theirs["input_ids"])
     chat = opened.tasks[-1].prompts[0]
     assert (chat.count(user), chat.count(assistant)) == (2, 2)
     measured = [prompt for task in opened.tasks for prompt in task.prompts]
