@@ -53,8 +53,8 @@ def file_task(name: str, tokenizer: Any, samples: int, prompt_tokens: int) -> Ta
     prompts = [ids for ids, _ in found]
     cut = sum(whole > prompt_tokens for _, whole in found[:samples])
     note = (
-        f"{name}: {cut} of {len(prompts[:samples])} prompts are longer than prompt_tokens={prompt_tokens}; "
-        "their ends alone are decoded"
+        f"file:{Path(name).name}: {cut} of {len(prompts[:samples])} prompts are longer than "
+        f"prompt_tokens={prompt_tokens}; their ends alone are decoded"
     )
     return Task(name, prompts[:samples], prompts[samples:], notes=(note,) if cut else ())
 

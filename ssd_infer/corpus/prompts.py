@@ -80,7 +80,7 @@ def calibration_prompts(
 
 def calibrated_on_measured(tasks: Sequence[Task]) -> str | None:
     """Return a sentence on the tasks whose measured prompts `calibration_prompts` returns; None where there is none."""
-    found = [task.name for task in tasks if _without_second_text(task, tasks)]
+    found = [task.title for task in tasks if _without_second_text(task, tasks)]
     if not found:
         return None
     return f"parameters were chosen on measured prompts, since there are no others ({', '.join(found)})"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 
@@ -20,6 +21,12 @@ class Task:
     """`chat template` or `plain text`, where prompts are messages; empty for text that is continued."""
     notes: tuple[str, ...] = ()
     """Sentences a reader must know of these prompts; equal ones of several tasks are one."""
+
+    @property
+    def title(self) -> str:
+        """Name as a sentence holds it: of a file without its folders."""
+        kind, colon, path = self.name.partition(":")
+        return f"file:{Path(path).name}" if colon and kind == "file" else self.name
 
     @property
     def sha256(self) -> str:

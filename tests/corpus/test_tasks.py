@@ -62,7 +62,7 @@ def test_file_prompts_as_text_ids_and_paragraphs(tmp_path: Path) -> None:
     assert calibration_prompts([task], Letters(), 3, 2) == [[5, 6], [8, 9], [100, 101]]
     said = calibrated_on_measured([task])
     assert said is not None
-    assert f"file:{path}" in said
+    assert said.endswith("(file:p.jsonl)")
 
 
 def test_prompts_that_are_cut_are_counted_and_those_left_over_are_chosen_on(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_prompts_that_are_cut_are_counted_and_those_left_over_are_chosen_on(tmp_
     task = build_tasks([f"file:{path}"], Letters(), 4, 2, seed=0)[0]
     assert task.prompts == [[1], [2, 2], [3, 3], [4, 4]]
     assert task.notes == (
-        f"file:{path}: 2 of 4 prompts are longer than prompt_tokens=2; their ends alone are decoded",
+        "file:p.jsonl: 2 of 4 prompts are longer than prompt_tokens=2; their ends alone are decoded",
     )
     assert calibration_prompts([task], Letters(), 3, 2) == [[5, 5], [6, 6], [7, 7]]
     assert len(task.held_back) == 8
