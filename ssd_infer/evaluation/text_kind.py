@@ -54,7 +54,7 @@ class TextKind(EvalKind):
                     "samples": len(task.prompts),
                     "prompt_tokens": max(map(len, task.prompts)),
                     "new_tokens": settings.max_new_tokens,
-                    "extra": {"prompts_sha256": task.sha256},
+                    "extra": task.facts(),
                 }
                 for task in self.context.tasks
             ],
