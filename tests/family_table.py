@@ -121,24 +121,34 @@ def _cases() -> Iterator[Case]:
         "hunyuan_v1_dense": {"Hunyuan dense": {}},
         "helium": {"Helium": {}},
         "seed_oss": {"Seed-OSS": {}},
+        "qwen3_next": {"Qwen3-Next, routed": _states("linear_attention")},
+        "qwen3_5_text": {"Qwen3.5 text": _states("linear_attention")},
+        "qwen3_5_moe_text": {"Qwen3.5 text, routed": _states("linear_attention")},
+        "lfm2": {"LFM2": _states("conv")},
+        "granitemoehybrid": {
+            "Granite-MoE-hybrid": _states("linear_attention") | _SCALED,
+            "Granite-MoE-hybrid, rotary": _states("linear_attention") | {"position_embedding_type": "rope"},
+        },
+        "falcon_h1": {"Falcon-H1": {}},
+        "bamba": {"Bamba": {"attn_layer_indices": [1, 3]}},
+        "nemotron_h": {"Nemotron-H": _NEMOTRON},
+        "mamba2": {"Mamba 2": {}},
     }
     for model_type, variants in usual.items():
         yield from (Case(title, model_type, changes) for title, changes in variants.items())
 
 
+def _states(kind: str) -> dict[str, Any]:
+    """Return changes for layers that remember by recurrence and attend in turn, `kind` being the former."""
+    return {"layer_types": [kind, "full_attention"] * (LAYERS // 2)}
+
+
 _BIASED = {"attention_bias": True, "mlp_bias": True}
 _SCALED = {"logits_scaling": 4.0, "embedding_multiplier": 3.0, "residual_multiplier": 0.5}
+_NEMOTRON = {"layers_block_type": ["linear_attention", "full_attention", "moe", "linear_attention"]}
 REFUSED = {
     "Gemma 3n text": "gemma3n_text",
-    "Qwen3-Next": "qwen3_next",
-    "Qwen3.5 text": "qwen3_5_text",
-    "LFM2": "lfm2",
-    "Granite-MoE-hybrid": "granitemoehybrid",
-    "Falcon-H1": "falcon_h1",
-    "Bamba": "bamba",
     "Zamba2": "zamba2",
-    "Nemotron-H": "nemotron_h",
-    "Mamba 2": "mamba2",
 }
 """Families that cannot be decoded here, by title."""
 CASES = tuple(case for case in _cases() if case.model_type in CONFIG_MAPPING)

@@ -63,7 +63,7 @@ def measure_sublayers(
     whole = measure_costs(target, context, do_sample, repeats, batch)
     sampler = Sampler(SamplingParams(), target.device, seed=0)
     session = open_session(target, [[0] * context] * batch, 1, 1, sampler)
-    session.lengths = [context] * batch
+    session.pretend([context] * batch)
     ids = torch.zeros((batch, 1), dtype=torch.long, device=target.device)
     every = range(target.num_layers)
     views: list[View] = [

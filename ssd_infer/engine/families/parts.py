@@ -22,7 +22,7 @@ def base_of(model: nn.Module, parts: Parts) -> nn.Module | str:
         (parts.layers, "single list of decoder layers", False),
         *((name, "final norm", True) for name in parts.norm),
     ]
-    wanted += [] if parts.rotary is None else [(parts.rotary, "rotary embeddings", False)]
+    wanted += [] if parts.rotary is None else [(parts.rotary, "rotary embeddings", True)]
     lost = [f"no {what} `{name}`" for name, what, spare in wanted if not _there(base, name, spare)]
     lost += [] if chain_of(model, parts.head) is not None else [f"no output head `{'.'.join(parts.head)}`"]
     if not lost:

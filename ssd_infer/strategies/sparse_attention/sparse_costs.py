@@ -83,7 +83,7 @@ def measure(target: Target, context: int, batch: int) -> SparseCosts:
     """
     sampler = Sampler(SamplingParams(), target.device, seed=0)
     session = open_session(target, [[0] * context] * batch, 1, max(WIDTHS), sampler)
-    session.lengths = [context] * batch
+    session.pretend([context] * batch)
     budgets = tuple(budget(context, ratio, 64) for ratio in (0.025, 0.2))
     bench = _Bench(session, target, budgets)
     calls: dict[str, Callable[[], None]] = {
