@@ -81,6 +81,7 @@ def _cases() -> Iterator[Case]:
             "Gemma 4 text": {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0},
             "Gemma 4 text, inputs for each layer": {"num_kv_shared_layers": 0},
             "Gemma 4 text, shared keys": {"num_kv_shared_layers": 2},
+            "Gemma 4 text, experts": _GEMMA4_MOE,
         },
         "vaultgemma": {"VaultGemma": {}},
         "phi": {"Phi": {}},
@@ -143,6 +144,14 @@ def _states(kind: str) -> dict[str, Any]:
     return {"layer_types": [kind, "full_attention"] * (LAYERS // 2)}
 
 
+_GEMMA4_MOE = {
+    "hidden_size_per_layer_input": 0,
+    "num_kv_shared_layers": 0,
+    "enable_moe_block": True,
+    "num_experts": 4,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 16,
+}
 _BIASED = {"attention_bias": True, "mlp_bias": True}
 _SCALED = {"logits_scaling": 4.0, "embedding_multiplier": 3.0, "residual_multiplier": 0.5}
 _NEMOTRON = {"layers_block_type": ["linear_attention", "full_attention", "moe", "linear_attention"]}

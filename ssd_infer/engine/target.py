@@ -64,6 +64,7 @@ class Target(ModelView):
         self.reach = [self._reach(index) for index in range(len(self.layers))]
         self.kinds = self._kinds()
         self._varying = self._varying_rotary()
+        self._key_shape: tuple[int, int] | None = None
         self.limit = None if self.family.positions is None else self.family.positions(self.config)
         """How many positions exist, for models that look them up in a table."""
         self._follow(Found(self.config, base, self.embedding, self.layers))
@@ -132,6 +133,20 @@ class Target(ModelView):
             reason = self.family.unfit(self.config, list(prompts), new)
         if reason is not None:
             raise self._refused(reason)
+
+    @torch.inference_mode()
+    def key_shape(self) -> tuple[int, int]:
+        """Return how many heads of keys the first layer stores, and their size, as a pass of one token leaves them.
+
+        Configurations name them in ways of their own, or not at all.
+        """
+        if self._key_shape is None:
+            cache, window = self.new_cache(1, 1), Window(self.geometry(1), [0], 1)
+            ids = torch.zeros((1, 1), dtype=torch.long, device=self.device)
+            self.run(self.embed_at(ids, window, cache), window, cache, 0, 1)
+            keys = cache.held(0)[0]
+            self._key_shape = int(keys.shape[1]), int(keys.shape[3])
+        return self._key_shape
 
     def embed_at(self, ids: Tensor, window: Window, cache: RowCache) -> Tensor:
         """Return hidden states `(B, T, d)` before the first layer, of token ids `(B, T)` at `window`.

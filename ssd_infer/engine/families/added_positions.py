@@ -55,7 +55,7 @@ def opt_enter(found: Found) -> Enter:
 
 GPT2 = CausalFamily(
     name="gpt2",
-    model_types=("gpt2",),
+    model_types=("gpt2", "gpt_bigcode"),
     parts=Parts(embedding="wte", layers="h", norm=("ln_f",), rotary=None),
     sublayers=Sublayers(attention="attn", serving={"attention": ("ln_1",), "mlp": ("ln_2",)}),
     enter=gpt2_enter,

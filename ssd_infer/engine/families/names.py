@@ -50,7 +50,7 @@ def _phi3_unfit(config: Any, prompts: list[int], new: int) -> str | None:
     )
 
 
-PHI = CausalFamily(name="phi", model_types=("phi",), parts=Parts(norm=("final_layernorm",)))
+PHI = CausalFamily(name="phi", model_types=("phi", "persimmon"), parts=Parts(norm=("final_layernorm",)))
 PHI3 = CausalFamily(name="phi3", model_types=("phi3", "phimoe"), unfit=_phi3_unfit)
 GPT_NEOX = CausalFamily(
     name="gpt_neox",

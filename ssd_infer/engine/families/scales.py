@@ -42,17 +42,19 @@ def soft_capped(found: Found) -> Leave | None:
     return None if cap is None else lambda logits: torch.tanh(logits / cap) * cap
 
 
-GRANITE = CausalFamily(name="granite", model_types=("granite",), enter=multiplied, leave=divided)
+GRANITE = CausalFamily(
+    name="granite", model_types=("granite", "granite_swa"), enter=multiplied, leave=divided
+)
 GRANITE_MOE = CausalFamily(
     name="granitemoe",
-    model_types=("granitemoe", "granitemoeshared"),
+    model_types=("granitemoe", "granitemoe_swa", "granitemoeshared"),
     sublayers=Sublayers(mlp="block_sparse_moe"),
     enter=multiplied,
     leave=divided,
 )
 COHERE = CausalFamily(
     name="cohere",
-    model_types=("cohere", "cohere2"),
+    model_types=("cohere", "cohere2", "cohere2_moe"),
     sublayers=Sublayers(serving={"attention": (), "mlp": ()}),
     leave=scaled,
 )

@@ -100,7 +100,7 @@ def _scalars(found: Found) -> list[Tensor]:
 
 GEMMA4 = CausalFamily(
     name="gemma4_text",
-    model_types=("gemma4_text",),
+    model_types=("gemma4_text", "gemma4_unified_text"),
     enter=gemma4_enter,
     wants=gemma4_wants,
     leave=soft_capped,

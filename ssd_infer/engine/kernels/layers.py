@@ -43,15 +43,8 @@ def _other_reading(target: Target) -> str | None:
     return None
 
 
-@once
-@torch.inference_mode()
-def unsupported_reason(target: Target) -> str | None:
-    """Return None when grouped attention computes what `target` computes, otherwise the reason in one sentence.
-
-    Look for attention modules, sliding windows and wrappers, then compare six tokens with the target's own pass.
-    """
-    if (other := _other_reading(target)) is not None:
-        return other
+def _out_of_reach(target: Target) -> str | None:
+    """Say that the attention of some layer cannot be told to attend otherwise; None where all can."""
     name = target.family.sublayers.attention
     for layer in target.layers:
         attention = layer._modules.get(name)
@@ -62,6 +55,20 @@ def unsupported_reason(target: Target) -> str | None:
             )
         if "forward" in vars(layer) or "forward" in vars(attention):
             return "its attention was replaced by a wrapper, which would not read selected slots"
+    return None
+
+
+@once
+@torch.inference_mode()
+def unsupported_reason(target: Target) -> str | None:
+    """Return None when grouped attention computes what `target` computes, otherwise the reason in one sentence.
+
+    Look for attention modules, sliding windows and wrappers, then compare six tokens with the target's own pass.
+    """
+    if (other := _other_reading(target)) is not None:
+        return other
+    if (hidden_away := _out_of_reach(target)) is not None:
+        return hidden_away
     ids = torch.arange(6, device=target.device).unsqueeze(0) % target.vocab_size
     geometry = target.geometry(6)
     outputs = []
@@ -78,6 +85,8 @@ def unsupported_reason(target: Target) -> str | None:
         except Exception as error:  # noqa: BLE001  the sentence says what was raised
             return f"its attention cannot be computed here: {one_line(error)}"
         outputs.append(target.logits(hidden).float())
+        if len({cache.held(layer)[0].shape for layer in range(target.num_layers)}) > 1:
+            return "its layers keep keys of different shapes"
     scale = float(outputs[0].abs().max()) + 1e-6
     error_share = float((outputs[0] - outputs[1]).abs().max()) / scale
     if not error_share <= max(1e-4, 8 * torch.finfo(target.dtype).eps):
