@@ -26,11 +26,13 @@ def test_every_branch_is_verified_as_if_it_were_the_text(tiny_model: ModelFactor
     prompt, drafts, siblings = [5, 6, 7, 8], [11, 12, 13], [21, 22, 23]
     session = open_session(target, [prompt], 1, 16, Sampler(SamplingParams(), target.device, seed=0))
     ids = torch.tensor([prompt])
-    session.run(target.embed(ids), session.window(4))
+    prefill = session.window(4)
+    session.run(target.embed_at(ids, prefill, session.cache), prefill)
     depths, ancestors = bench.caterpillar(3, 1)
     tokens = torch.tensor([[9, *drafts, *siblings]])
     window = bench.TreeWindow(session.geometry, 4, depths, ancestors)
-    logits = target.logits(target.run(target.embed(tokens), window, session.cache))[0]
+    hidden = target.embed_at(tokens, window, session.cache)
+    logits = target.logits(target.run(hidden, window, session.cache))[0]
     for depth in range(1, 4):
         path = [*prompt, 9, *drafts[: depth - 1], siblings[depth - 1]]
         torch.testing.assert_close(logits[3 + depth], model(input_ids=torch.tensor([path])).logits[0, -1])

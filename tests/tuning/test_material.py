@@ -77,15 +77,13 @@ def test_scratch_logits_equal_a_written_pass(tiny_model: ModelFactory, own: Any)
     with torch.inference_mode():
         from ssd_infer.tuning.scratch import ScratchCache
 
-        scratch = target.run(
-            target.embed(again.ids), again.window(), ScratchCache(again.session.cache), layers=view
-        )
-        written = target.run(
-            target.embed(again.ids),
-            again.session.window_at(again.starts, 8),
-            again.session.cache,
-            layers=view,
-        )
+        found = []
+        for window, cache in (
+            (again.window(), ScratchCache(again.session.cache)),
+            (again.session.window_at(again.starts, 8), again.session.cache),
+        ):
+            found.append(target.run(target.embed_at(again.ids, window, cache), window, cache, layers=view))
+        scratch, written = found
     assert torch.allclose(scratch, written, atol=1e-5)
 
 
