@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.infer.test_sampling_law import SETTINGS, VOCAB, p_value
 
 from ssd_infer.engine.target import Target
 from tests.conftest import build_model
+from tests.engine.test_sampling_law import SETTINGS, VOCAB, p_value
 
 _SINKS = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 16, "sliding_window": 4}
 MECHANISMS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -22,7 +22,7 @@ from tests.engine.family_table import (
     price,
     reason,
 )
-from tests.scripts import load_script
+from tests.scripts.load import load_script
 
 NEWEST = transformers.__version__.startswith("5.24.")
 

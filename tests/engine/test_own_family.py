@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.infer.test_families import greedy
 from torch import Tensor, nn
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 from transformers.generation import GenerationMixin
@@ -19,6 +18,7 @@ from ssd_infer.checkpoint.families import Family, family_names, family_of, unreg
 from ssd_infer.engine.families.base import CausalFamily, Enter, Found, Leave, Parts, Sublayers
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import ConfigError, UnsupportedModelError
+from tests.engine.test_families import greedy
 
 VOCAB, WIDTH, HEADS = 41, 16, 2
 
