@@ -16,16 +16,19 @@ LIMIT = 40.0
 below, wrong weights are in the thousands."""
 
 
-def converter(name: str, adjust: Callable[[Any], None] | None = None) -> Callable[[Path, Path], None]:
-    """Return a conversion of the file `name`; `adjust(model)` mends what transformers' reader leaves out."""
+def converter(name: str) -> Callable[[Path, Path], None]:
+    """Return the conversion of the file `name` in one folder to a checkpoint in another.
+
+    It raises CheckpointError when the model that comes out knows no English.
+    """
 
     def convert(folder: Path, out: Path) -> None:
-        _convert(folder / name, out, adjust)
+        _convert(folder / name, out)
 
     return convert
 
 
-def _convert(gguf: Path, out: Path, adjust: Callable[[Any], None] | None) -> None:
+def _convert(gguf: Path, out: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -35,8 +38,6 @@ def _convert(gguf: Path, out: Path, adjust: Callable[[Any], None] | None) -> Non
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     model.hf_quantizer = None
-    if adjust is not None:
-        adjust(model)
     found = perplexity(model, tokenizer, SENTENCE)
     if not found < LIMIT:
         raise CheckpointError(

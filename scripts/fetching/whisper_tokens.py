@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +83,28 @@ def _parts(file: Path) -> tuple[dict[str, int], list[tuple[str, str]], list[str]
         added = sorted((int(token["id"]), str(token["content"])) for token in found["added_tokens"])
     except (KeyError, TypeError, ValueError, AttributeError):
         raise CheckpointError(f"{file.name}: is not the tokenizer of a Whisper") from None
-    return vocabulary, merges, [name for _, name in added]
+    special = [name for _, name in added]
+    return vocabulary, _complete(merges, vocabulary, {*special, ""}, file.name), special
+
+
+def _complete(
+    merges: list[tuple[str, str]], vocabulary: Mapping[str, int], special: set[str], name: str
+) -> list[tuple[str, str]]:
+    """Return `merges` with those that the file lost.
+
+    Some files lack the first merge (an old converter took it for a heading), so that ` today` falls apart into five
+    tokens. Every merge makes a token of its own and merges stand in the order of these tokens, so a lost one of two
+    characters is known; any other raises CheckpointError.
+    """
+    made = {left + right: (left, right) for left, right in merges}
+    lost = [token for token in vocabulary if len(token) > 1 and token not in made and token not in special]
+    made |= {token: (token[0], token[1]) for token in lost if len(token) == 2}
+    known = all(len(token) == 2 for token in lost) and len(made) == len(merges) + len(lost)
+    if not known or not all(
+        token in vocabulary and part in vocabulary for token in made for part in made[token]
+    ):
+        raise CheckpointError(f"{name}: vocabulary and merges do not fit together")
+    return sorted(made.values(), key=lambda pair: vocabulary[pair[0] + pair[1]])
 
 
 def _first_timestamp(words: Sequence[str]) -> int:

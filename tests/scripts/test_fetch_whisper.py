@@ -140,6 +140,25 @@ def test_a_model_of_english_alone_gets_no_language_and_no_task(folder: Path) -> 
     assert not {"task", "lang_to_id", "task_to_id"} & set(rules)
 
 
+def test_a_first_merge_that_a_file_lost_is_found_again(folder: Path) -> None:
+    tokenizer = _tokenizer()
+    tokenizer["model"]["merges"] = MERGES[1:]
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    _, processor = whisper.build(folder)
+    assert processor.tokenizer("hello", add_special_tokens=False).input_ids == [ID["hello"]]
+
+
+@pytest.mark.parametrize(
+    "merges", [MERGES[:2], MERGES[:3], [*MERGES, "e h"], [*MERGES, "h e"], [*MERGES[:3], "hel lo"]]
+)
+def test_merges_that_do_not_fit_the_vocabulary_are_refused(folder: Path, merges: list[str]) -> None:
+    tokenizer = _tokenizer()
+    tokenizer["model"]["merges"] = merges
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(CheckpointError, match="vocabulary and merges do not fit together"):
+        whisper.build(folder)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_other_floats_are_widened(dtype: torch.dtype) -> None:
     _, state = convert(Variables(whisper_variables(_model(), dtype), dict(TIED)))
