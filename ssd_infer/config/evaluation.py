@@ -19,7 +19,18 @@ DEVICES = ("auto", "cpu", "cuda", "mps")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 LAST_SEED = 2**32 - 1
 """Numpy, which transformers seeds as well, takes none above it."""
-TASKS = ("auto", "stdlib_prose", "stdlib_code", "long_continuation", "copy", "needle", "task_shift")
+TASKS = (
+    "auto",
+    "stdlib_prose",
+    "stdlib_code",
+    "categories",
+    "long_continuation",
+    "copy",
+    "needle",
+    "task_shift",
+)
+FILE_TASKS = ("file", "spec_bench", "speed_bench")
+"""What a task from a file begins with, before `:PATH`."""
 
 
 @dataclass(slots=True)
@@ -31,12 +42,12 @@ class EvalOptions:
     draft_params: dict[str, Any] = field(default_factory=dict)
     """Parameters of that one strategy; what is left out is `auto`."""
     tasks: list[str] = field(default_factory=lambda: ["auto"])
-    """Prompt sets: auto, stdlib_prose, stdlib_code, long_continuation, copy, needle or file:PATH; beside one of them
-    task_shift, streams of prose, code and dialogue."""
+    """Prompt sets: auto, stdlib_prose, stdlib_code, categories, long_continuation, copy, needle, file:PATH,
+    spec_bench:PATH or speed_bench:PATH; beside one of them task_shift, streams of prose, code and dialogue."""
     samples: int = 64
     """Prompts of each task; more of them tell more than repeats."""
     prompt_tokens: int = 64
-    """Longest prompt in tokens."""
+    """Longest prompt in tokens; those of categories, spec_bench and speed_bench are kept whole."""
     max_new_tokens: int = 128
     """Tokens decoded for each prompt."""
     repeats: int = 1
@@ -119,12 +130,20 @@ def _check_tasks(settings: EvalOptions, checks: Checks) -> None:
     rule = "times nothing by itself"
     checks.require(not alone, "tasks", rule, settings.tasks, "try [auto,task_shift]")
     for index, task in enumerate(settings.tasks):
-        if task.startswith("file:"):
-            exists = Path(task.removeprefix("file:")).expanduser().is_file()
-            checks.require(exists, f"tasks.{index}", "there is no such file", task)
-        else:
-            rule = "is not a task"
-            checks.require(task in TASKS, f"tasks.{index}", rule, task, suggest(task, [*TASKS, "file:PATH"]))
+        _check_task(f"tasks.{index}", task, checks)
+    for kind in FILE_TASKS[1:]:
+        given = [task for task in settings.tasks if task.startswith(f"{kind}:")]
+        checks.require(len(given) < 2, "tasks", f"may name one {kind}: file", given, "put them into one file")
+
+
+def _check_task(key: str, task: str, checks: Checks) -> None:
+    """Check that a task is known, and that its file is there."""
+    kind, colon, path = task.partition(":")
+    if colon and kind in FILE_TASKS:
+        checks.require(Path(path).expanduser().is_file(), key, "there is no such file", task)
+    else:
+        near = suggest(task, [*TASKS, *(f"{kind}:PATH" for kind in FILE_TASKS)])
+        checks.require(task in TASKS, key, "is not a task", task, near)
 
 
 def validate(settings: EvalSettings, checks: Checks) -> None:

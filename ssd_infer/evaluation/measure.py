@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from ssd_infer.evaluation.bootstrap import Totals
-from ssd_infer.evaluation.contenders import Contender, Decoded, Prompts, one_line
+from ssd_infer.evaluation.contenders import Contender, Decoded, one_line
 from ssd_infer.evaluation.cost_model import Counted
 from ssd_infer.evaluation.full_length import at_full_length
 from ssd_infer.evaluation.latency import latency
@@ -38,11 +39,12 @@ MINIMUM_UNITS = 2
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One batch of prompts of one task, decoded together; the bootstrap resamples units."""
+    """One batch of prompts or utterances of one task, decoded together; the bootstrap resamples units."""
 
     index: int
     task: str
-    prompts: Prompts
+    prompts: list[Any]
+    """What is decoded: rows of token ids, or the samples of utterances."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,18 +81,24 @@ class Measurements:
         records = self.records.get(self.shared.get(name, name), [])
         return [record for record in records if task in (None, record.task)]
 
-    def totals(self, name: str, task: str | None = None) -> list[Totals]:
+    def totals(
+        self, name: str, task: str | None = None, counted: Callable[[Record], tuple[int, float]] | None = None
+    ) -> list[Totals]:
         """Return tokens and seconds of each unit in each block, summed over repeats there, in order.
 
-        They are those of calls as long as asked for: see `at_full_length`.
+        They are those of calls as long as asked for (see `at_full_length`), or what `counted` says of a call: an amount
+        of something else and its seconds.
         """
         sums: dict[tuple[int, int], list[float]] = {}
         for record in self.of(name, task):
             entry = sums.setdefault((record.block, record.unit), [0, 0.0])
-            tokens, seconds = at_full_length(record.decoded, self.new_tokens, self.wanted_tokens)
-            entry[0] += tokens
+            amount, seconds = (counted or self._at_full_length)(record)
+            entry[0] += amount
             entry[1] += seconds
         return [Totals(int(sums[key][0]), sums[key][1], key[1], key[0]) for key in sorted(sums)]
+
+    def _at_full_length(self, record: Record) -> tuple[int, float]:
+        return at_full_length(record.decoded, self.new_tokens, self.wanted_tokens)
 
     def outputs(self, name: str) -> dict[Key, list[int]]:
         """Return the new tokens of every (repeat, unit, row)."""
@@ -134,15 +142,17 @@ def measure(
 ) -> Measurements:
     """Run every contender on every unit `repeats` times; whoever raises drops out with the reason, the rest go on.
 
-    A contender that decodes plainly (`plain`) is not run: it shares the records of the baseline it `stands_for`. All
-    units come before the first repeat. Stops after a complete round (one unit, all contenders) once `deadline` has
-    passed, or would before half of another; so what is there stays paired.
+    `max_new_tokens` 0 sets no limit: what is decoded ends by itself. A contender that decodes plainly (`plain`) is not
+    run: it shares the records of the baseline it `stands_for`. All units come before the first repeat. Stops after a
+    complete round (one unit, all contenders) once `deadline` has passed, or would before half of another; so what is
+    there stays paired.
     """
     found = Measurements(rounds_planned=repeats * len(units), wanted_tokens=max_new_tokens)
     found.shared = {item.name: item.stands_for for item in contenders if item.stands_for is not None}
     running = [item for item in contenders if item.stands_for is None]
     spent = _warm_up(running, units[0], max_new_tokens, device)
-    found.new_tokens = max_new_tokens = fitting_tokens(max_new_tokens, spent, deadline.left)
+    if max_new_tokens:
+        found.new_tokens = max_new_tokens = fitting_tokens(max_new_tokens, spent, deadline.left)
     stretch, begun = Stretch(blocks, found.rounds_planned, deadline), deadline.left
     for repeat, unit in [(repeat, unit) for repeat in range(repeats) for unit in units]:
         if found.rounds_done >= MINIMUM_UNITS and _over(deadline, begun, found.rounds_done):

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from ssd_infer.config.evaluation import EvalOptions, EvalSettings
-from ssd_infer.errors import ConfigError
+from ssd_infer.corpus import check_prompt_files
+from ssd_infer.errors import ConfigError, DataError
 from ssd_infer.evaluation import alone
 from ssd_infer.evaluation.series import reported
 from ssd_infer.evaluation.strategies import check_draft
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_asked(cfg: Root) -> None:
-    """Raise ConfigError where the report at the end would refuse its draft or the draft's parameters."""
+    """Raise what the report at the end would: ConfigError for its draft or parameters, DataError for a prompt file."""
     known = recipes.infos()
     kind = known[cfg.recipe.kind].kind if cfg.recipe.kind in known else "causal"
     try:
@@ -39,6 +40,10 @@ def check_asked(cfg: Root) -> None:
         raise ConfigError(
             [dataclasses.replace(problem, key=f"eval.{problem.key}") for problem in error.problems]
         ) from error
+    try:
+        check_prompt_files(cfg.eval.tasks if cfg.eval.enabled else [])
+    except DataError as error:
+        raise DataError(f"eval.{error}") from error
 
 
 class Reporter:

@@ -23,7 +23,7 @@ from ssd_infer.evaluation.measure import (
     fitting_tokens,
     measure,
 )
-from ssd_infer.evaluation.section import stand_in
+from ssd_infer.evaluation.setting import stand_in
 from ssd_infer.evaluation.summary import (
     baseline_row,
     measured_noise,

@@ -258,6 +258,16 @@ def test_a_report_that_would_be_refused_is_refused_before_the_training(
     assert not cfg.run_dir.exists()
 
 
+def test_a_prompt_file_that_would_be_refused_is_refused_before_the_training(tmp_path: Path) -> None:
+    cfg = tiny_root(tmp_path)
+    path = tmp_path / "question.jsonl"
+    path.write_text('{"category": "qa", "turns": []}\n')
+    asked = replace(cfg.eval, enabled=True, tasks=["auto", f"spec_bench:{path}"])
+    with pytest.raises(DataError, match=r"^eval\.tasks: .*question\.jsonl:1: turns must be a list"):
+        run.train(replace(cfg, eval=asked))
+    assert not cfg.run_dir.exists()
+
+
 def test_a_report_gets_every_option_the_run_was_given(tmp_path: Path) -> None:
     cfg = tiny_root(tmp_path)
     given = {"temperatures": [0.7], "batch_size": 4, "top_p": 0.9, "peers": False, "tasks": ["copy"]}
