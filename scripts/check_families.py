@@ -20,8 +20,19 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from ssd_infer.errors import SSDError  # noqa: E402  the repository's own, wherever this is started
-from tests.causal_families import tiny  # noqa: E402
-from tests.family_table import CASES, DRAFTS, REFUSED, Case, Outcome, built, check, decode, price, reason  # noqa: E402
+from tests.engine.causal_families import tiny  # noqa: E402
+from tests.engine.family_table import (  # noqa: E402
+    CASES,
+    DRAFTS,
+    REFUSED,
+    Case,
+    Outcome,
+    built,
+    check,
+    decode,
+    price,
+    reason,
+)
 
 PAGE = ROOT / "docs" / "families.md"
 BEGIN, END = "<!-- table: scripts/check_families.py -->", "<!-- end of the table -->"
@@ -39,7 +50,7 @@ def refusal(model_type: str) -> str:
         decode(tiny(model_type), [[3, 4, 5]], None, 1, [])
     except SSDError as error:
         return reason(error)
-    raise SystemExit(f"{model_type} is decoded: it belongs among the cases of tests/family_table.py")
+    raise SystemExit(f"{model_type} is decoded: it belongs among the cases of tests/engine/family_table.py")
 
 
 def table(rows: Iterable[tuple[str, list[Outcome]]]) -> list[str]:

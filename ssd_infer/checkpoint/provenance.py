@@ -15,6 +15,7 @@ import torch
 import transformers
 
 from ssd_infer.checkpoint.machine import cpu_name, device_name
+from ssd_infer.checkpoint.manifest import read_record, sha256
 from ssd_infer.threads import waiting
 from ssd_infer.version import __version__
 
@@ -25,7 +26,7 @@ def weights_sha256(checkpoint: str | Path) -> str:
     """Hash the weight files: of one file its plain SHA-256, of several the hash of their names and hashes."""
     folder = Path(checkpoint)
     pattern = next((pattern for pattern in _WEIGHTS if any(folder.glob(pattern))), "config.json")
-    digests = [(path.name, _file_hash(path)) for path in sorted(folder.glob(pattern))]
+    digests = [(path.name, sha256(path)) for path in sorted(folder.glob(pattern))]
     if len(digests) == 1:
         return digests[0][1]
     return hashlib.sha256(json.dumps(digests).encode()).hexdigest()
@@ -33,7 +34,7 @@ def weights_sha256(checkpoint: str | Path) -> str:
 
 def identity(checkpoint: str) -> dict[str, Any]:
     """Return the report's `identity` object; what the checkpoint does not say is null."""
-    record = read_record(checkpoint)
+    record = read_record(Path(checkpoint))
     recipe = record.get("recipe")
     if isinstance(recipe, dict):
         recipe = recipe.get("name") or recipe.get("kind")
@@ -56,15 +57,6 @@ def command_line(arguments: list[str]) -> str:
     program = Path(arguments[0])
     start = ["python", "-m", program.parent.name] if program.name == "__main__.py" else [arguments[0]]
     return shlex.join([*start, *arguments[1:]])
-
-
-def read_record(checkpoint: str | Path) -> dict[str, Any]:
-    """Return the checkpoint's `ssd.json`, or nothing when it was not trained here or the file is unreadable."""
-    try:
-        record = json.loads((Path(checkpoint) / "ssd.json").read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return record if isinstance(record, dict) else {}
 
 
 def environment(seed: int, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
@@ -110,8 +102,3 @@ def _config(folder: Path, record: dict[str, Any]) -> dict[str, Any] | None:
 
     found = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"), resolve=False)
     return {str(key): value for key, value in found.items()} if isinstance(found, dict) else None
-
-
-def _file_hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

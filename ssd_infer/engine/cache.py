@@ -41,6 +41,12 @@ class RowCache:
             self.passed = {}
         self._window = window
 
+    def commit(self, lengths: list[int]) -> None:
+        """Promise that no pass begins before slot `lengths[b]` of each row b any more; slots need no such promise."""
+
+    def pretend(self, lengths: list[int]) -> None:
+        """Let passes begin at slots whose keys nobody computed, zeros, for measurements."""
+
     def keep(self, name: str, window: Window, values: Tensor) -> None:
         """Store what a family keeps of each token beside keys and values, `(B, T, …)` at the slots of `window`."""
         held = self._beside.get(name)

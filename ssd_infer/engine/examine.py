@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
+from ssd_infer.engine.examine_states import states_apart
 from ssd_infer.engine.model_view import cache_keyword, evaluating
 from ssd_infer.engine.positions import edges, loose_copy, switches, table_shift
 from ssd_infer.engine.window import Chunk, Reach, Rotary, Window
@@ -40,6 +41,8 @@ _PAST, _NARROW = 8, 4
 _AHEAD = 3
 """Tokens before a switch that the far passes begin with."""
 _TABLE = 1e-5
+_STATES = 10
+"""How much further apart states may be than logits: scans over blocks sum otherwise than steps do."""
 _OUTSIDE = (
     "embedding_multiplier",
     "logits_scaling",
@@ -64,6 +67,7 @@ def examine(target: Target) -> None:
     """
     with evaluating(target.model), _own_precision(target.device.type):
         _check_tables(target)
+        _check_states(target)
         for where, trial in _trials(target):
             error, what = _tried(target, trial, 0)
             if not error <= tolerance(target) and getattr(target.config, "num_experts_per_tok", None):
@@ -83,6 +87,18 @@ def _omitted(config: Any) -> str:
     if not found:
         return "it does something that this engine omits"
     return f"this engine omits {' and '.join(found)} of its configuration"
+
+
+def _check_states(target: Target) -> None:
+    """Raise UnsupportedModelError where recurrent layers remember otherwise what they see in blocks."""
+    if not target.recurrent:
+        return
+    apart = states_apart(target)
+    if not apart <= _STATES * tolerance(target):
+        raise UnsupportedModelError(
+            f"{target.name} cannot be decoded layer by layer here: its recurrent layers remember several tokens at "
+            f"once otherwise than one after another (their states differ by {apart:.1e} of the largest entry)"
+        )
 
 
 def _own_precision(device_type: str) -> AbstractContextManager[Any]:
@@ -261,8 +277,13 @@ def _own(model: nn.Module, ids: Tensor) -> Tensor:
 
 
 def _own_steps(model: nn.Module, ids: Tensor, cuts: list[int], origin: int | None = None) -> Tensor:
-    """Return the logits `(1, T, V)` of the model's own forward with its own cache, cut into passes at `cuts`."""
+    """Return the logits `(1, T, V)` of the model's own forward with its own cache, cut into passes at `cuts`.
+
+    Positions are handed over as `generate` does, to models that take them: some count from 0 in every pass else.
+    """
     name = cache_keyword(cast(Any, model).forward)
+    if origin is None and "position_ids" in inspect.signature(cast(Any, model).forward).parameters:
+        origin = 0
     more: dict[str, Any] = {}
     found = []
     for first, last in pairwise(cuts):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ssd_infer.engine.families.stand_ins import NO_ATTENTION, NO_MLP, NO_NORM
+from ssd_infer.engine.families.stand_ins import NO_ATTENTION, NO_MIXER, NO_MLP, NO_NORM
 from ssd_infer.engine.model_view import once
 from ssd_infer.engine.target import Target
 from ssd_infer.engine.window import Window
@@ -91,16 +91,20 @@ def _hollow(target: Target, layer: nn.Module, parts: Iterable[str]) -> nn.Module
     serving = _serving(layer) if told.serving is None else told.serving
     for part in parts:
         view._modules |= dict.fromkeys(serving.get(part, ()), NO_NORM)
-        usual = NO_ATTENTION if part == "attention" else NO_MLP
+        name = _name(target, layer, part)
+        usual = {told.mlp: NO_MLP, told.mixer: NO_MIXER}.get(name, NO_ATTENTION)
         other = None if told.stand_in is None else told.stand_in(layer, part)
-        view._modules[_name(target, part)] = usual if other is None else other
+        view._modules[name] = usual if other is None else other
     return view
 
 
-def _name(target: Target, part: str) -> str:
-    """Return what the layers of `target` call their attention or MLP."""
+def _name(target: Target, layer: nn.Module, part: str) -> str:
+    """Return what `layer` of `target` calls its MLP, or its attention, or what takes attention's place in it."""
     told = target.family.sublayers
-    return told.attention if part == "attention" else told.mlp
+    if part == "mlp":
+        return told.mlp
+    lacks = told.mixer is not None and layer._modules.get(told.attention) is None
+    return told.mixer if lacks and told.mixer is not None else told.attention
 
 
 def _serving(layer: nn.Module) -> Mapping[str, tuple[str, ...]]:
@@ -137,8 +141,8 @@ def unsupported_reason(target: Target) -> str | None:
     """
     if target.fixed is not None:
         return target.fixed
-    attention, mlp = _name(target, "attention"), _name(target, "mlp")
     for layer in target.layers:
+        attention, mlp = _name(target, layer, "attention"), _name(target, layer, "mlp")
         if not {attention, mlp} <= set(layer._modules):
             return f"{type(layer).__name__} has no `{attention}` and `{mlp}` that could be skipped one by one"
         if "forward" in vars(layer):

@@ -23,6 +23,7 @@ from ssd_infer.engine.families.parts import base_of, chain_of, one_after_another
 from ssd_infer.engine.kernels.products import product_view
 from ssd_infer.engine.model_view import ModelView, cache_keyword
 from ssd_infer.engine.positions import text_config, varying_rope
+from ssd_infer.engine.recurrent import RecurrentCache, with_states
 from ssd_infer.engine.rotary import RotaryTables, VaryingRotary, prompt_tables
 from ssd_infer.engine.window import Chunk, Geometry, Reach, Rotary, Window
 from ssd_infer.errors import UnsupportedModelError
@@ -54,7 +55,8 @@ class Target(ModelView):
         self.embedding: nn.Module = getattr(base, parts.embedding)
         self.rotary: nn.Module | None = None if parts.rotary is None else getattr(base, parts.rotary, None)
         layers = list(getattr(base, parts.layers))[: self.config.num_hidden_layers]
-        self.layers: list[nn.Module] = [product_view(layer) for layer in layers]
+        mixer = self.family.sublayers.mixer
+        self.layers: list[nn.Module] = [with_states(product_view(layer), mixer) for layer in layers]
         self.norm: nn.Module = one_after_another(base, parts.norm)
         self.head: nn.Module = product_view(chain_of(model, parts.head))
         self._check_attention()
@@ -88,6 +90,11 @@ class Target(ModelView):
         return int(self.config.vocab_size)
 
     @property
+    def recurrent(self) -> bool:
+        """Tell whether layers keep recurrent states, which rows of a cache carry beside keys and values."""
+        return self.family.sublayers.mixer is not None
+
+    @property
     def varies(self) -> bool:
         """Tell whether rotary tables follow the longest position of a pass."""
         return bool(self._varying)
@@ -113,7 +120,8 @@ class Target(ModelView):
         """Return an empty cache for `batch` rows of at most `capacity` slots."""
         if self._cache is not None:
             return self._cache(batch, capacity)
-        return RowCache(batch, capacity, self.num_layers)
+        kind = RecurrentCache if self.recurrent else RowCache
+        return kind(batch, capacity, self.num_layers)
 
     def unfit_reason(self, prompts: Sequence[int], new: int) -> str | None:
         """Return why `new` tokens after prompts of these lengths cannot be decoded exactly; None where they can."""
@@ -239,7 +247,7 @@ class Target(ModelView):
     def _check_layer_kinds(self) -> None:
         """Raise UnsupportedModelError for layers that keep a state of their own, or attend in a way not known here."""
         foreign = sorted(set(getattr(self.config, "layer_types", None) or ()) - _KINDS)
-        if foreign and self.family.cache is None:
+        if foreign and self.family.cache is None and not self.recurrent:
             raise self._refused(
                 f"it has layers of kind {', '.join(map(repr, foreign))}, and only full, sliding and chunked attention "
                 "can be verified in blocks and rolled back"

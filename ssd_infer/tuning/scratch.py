@@ -13,9 +13,17 @@ import torch
 from torch import Tensor
 
 from ssd_infer.engine.cache import RowCache
+from ssd_infer.engine.target import Target
 from ssd_infer.engine.window import Chunk, Geometry, Reach, Window
 
 Own = Literal["diagonal", "causal"]
+
+
+def unsupported_reason(target: Target) -> str | None:
+    """Return why committed text of `target` cannot be passed over again, or None: keys it has, states it has not."""
+    if not target.recurrent:
+        return None
+    return "candidates are scored on committed text, whose recurrent states are not kept (only those at its end are)"
 
 
 class ScratchWindow(Window):

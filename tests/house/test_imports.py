@@ -27,7 +27,7 @@ INFER = (
     ("report", ("report",)),
     ("config", ("config",)),
     ("checkpoint", ("checkpoint",)),
-    ("errors", ("errors", "jsonio", "threads", "version")),
+    ("errors", ("atomic", "errors", "jsonio", "threads", "version")),
 )
 """Floors of ssd_infer from the top down, with the modules and packages on each; "" is the package itself."""
 TRAIN = (
@@ -70,7 +70,7 @@ LAZY = {
     # Installed, slow to import, and needed by one setting only.
     "accelerate": {"ssd_infer.offload.offload"},
     "datasets": {"ssd_train.data.hub", "ssd_train.data.speech.hub"},
-    "pyarrow": {"ssd_train.data.local"},
+    "pyarrow": {"ssd_infer.corpus.questions", "ssd_train.data.local"},
     "safetensors": {"ssd_infer.checkpoint.load", "ssd_infer.offload.files"},
     "wandb": {"ssd_infer.report.wandb", "ssd_train.runs.tracking"},
     # The command line's, which Python callers do without.

@@ -47,6 +47,8 @@ class Sublayers:
 
     attention: str = "self_attn"
     mlp: str = "mlp"
+    mixer: str | None = None
+    """What remembers by recurrence, in place of attention or beside it, in some layers or in all."""
     serving: Mapping[str, tuple[str, ...]] | None = None
     """Modules of a layer that serve its `attention` or `mlp` alone, and need not run without it; None looks for known
     arrangements of norms."""
@@ -90,7 +92,7 @@ class CausalFamily(Family):
     fixed: Callable[[Found], str | None] | None = None
     """Why no sublayer can be left out, where they depend on each other."""
     cache: Callable[[Found], Callable[[int, int], RowCache]] | None = None
-    """What makes the cache for (rows, slots) where layers keep more than keys and values, such as a recurrent state.
+    """What makes the cache for (rows, slots) where layers keep more than keys and values; a `Sublayers.mixer` has its.
 
     A round is rolled back by opening the next window at an earlier slot: `RowCache.aim` is told every window first.
     """

@@ -22,7 +22,8 @@ def base_of(model: nn.Module, parts: Parts) -> nn.Module | str:
         (parts.layers, "single list of decoder layers", False),
         *((name, "final norm", hasattr(base, name)) for name in parts.norm),
     ]
-    wanted += [] if parts.rotary is None else [(parts.rotary, "rotary embeddings", parts.may_lack_rotary)]
+    lacking = parts.rotary is None or parts.may_lack_rotary or hasattr(base, parts.rotary)
+    wanted += [] if parts.rotary is None else [(parts.rotary, "rotary embeddings", lacking)]
     lost = [f"no {what} `{name}`" for name, what, spare in wanted if not _there(base, name, spare)]
     lost += [] if chain_of(model, parts.head) is not None else [f"no output head `{'.'.join(parts.head)}`"]
     if not lost:

@@ -37,6 +37,14 @@ class NoMlp(Nothing):
         return self._zero(hidden_states)
 
 
+class NoMixer(Nothing):
+    """A mixer that adds a zero `(1,)` and remembers nothing."""
+
+    def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
+        """Return a zero `(1,)`."""
+        return self._zero(hidden_states)
+
+
 class Zeros(nn.Module):
     """An MLP that adds zeros of the shape of what comes in, for layers that write into them."""
 
@@ -71,6 +79,6 @@ class ResidualMlp(nn.Module):
         return residual
 
 
-NO_ATTENTION, NO_MLP, NO_NORM = NoAttention(), NoMlp(), nn.Identity()
+NO_ATTENTION, NO_MIXER, NO_MLP, NO_NORM = NoAttention(), NoMixer(), NoMlp(), nn.Identity()
 ZEROS, ZEROS_OF_TWO = Zeros(), ZerosOfTwo()
 RESIDUAL_ATTENTION, RESIDUAL_MLP = ResidualAttention(), ResidualMlp()

@@ -31,8 +31,10 @@ def _attending(layer: nn.Module, name: str, attend: Attend) -> nn.Module:
     return view
 
 
-def _near_attention(target: Target) -> str | None:
-    """Say that some layers do not attend to the whole context; None where all do."""
+def _other_reading(target: Target) -> str | None:
+    """Say that some layers do not attend to the whole context, or read it otherwise; None where all attend to it."""
+    if target.recurrent:
+        return "some of its layers remember by recurrence, and attention is not all that reads the context"
     reach = next((reach for reach in target.reach if reach is not None), None)
     if isinstance(reach, Chunk):
         return f"its layers attend within chunks of {reach.size} tokens, which is a sparse attention already"
@@ -42,7 +44,7 @@ def _near_attention(target: Target) -> str | None:
 
 
 def _out_of_reach(target: Target) -> str | None:
-    """Say why attention modules cannot be told to attend otherwise; None where all can."""
+    """Say that the attention of some layer cannot be told to attend otherwise; None where all can."""
     name = target.family.sublayers.attention
     for layer in target.layers:
         attention = layer._modules.get(name)
@@ -63,7 +65,7 @@ def unsupported_reason(target: Target) -> str | None:
 
     Look for attention modules, sliding windows and wrappers, then compare six tokens with the target's own pass.
     """
-    if (reason := _near_attention(target) or _out_of_reach(target)) is not None:
+    if (reason := _other_reading(target) or _out_of_reach(target)) is not None:
         return reason
     ids = torch.arange(6, device=target.device).unsqueeze(0) % target.vocab_size
     geometry = target.geometry(6)

@@ -25,6 +25,7 @@ from ssd_infer.strategies.early_exit.shadow import Choice, Shadows, up_to_first_
 from ssd_infer.strategies.stepwise import Stepwise
 from ssd_infer.strategies.stream_report import stream_plots, stream_tables
 from ssd_infer.strategies.streams import decode_streams, stream_studies
+from ssd_infer.tuning import scratch
 from ssd_infer.tuning.calibration_text import choices, compare, gather
 from ssd_infer.tuning.race import SURE, least_running, measured_speedup
 from ssd_infer.tuning.sublayer_costs import cached_sublayer_costs
@@ -98,9 +99,10 @@ class EarlyExitDel(Stepwise):
         costs = cached_sublayer_costs(
             session.target, context, not session.sampler.greedy, len(session.rows)
         ).whole
-        self._cost = [costs.draft(exit_layer) / costs.plain for exit_layer in exits]
+        of_exits = [costs.exit(exit_layer) for exit_layer in exits]
+        self._cost = [one.c for one in of_exits]
         lengths = range(1, self.params.gamma + 1)
-        self._verify = [[costs.verify(e, gamma) / costs.plain for gamma in lengths] for e in exits]
+        self._verify = [[one.v(gamma) for gamma in lengths] for one in of_exits]
         self.choice = Choice(exits[0], 1, 0.0)
         self._drafted: dict[int, list[Tensor]] = {}
         self._least = 1.0 if isinstance(self.params.guard, str) else self.params.guard
@@ -200,7 +202,7 @@ class EarlyExitDel(Stepwise):
     @classmethod
     def applicable(cls, target: Target) -> str | None:
         """Need what early exit needs."""
-        return EarlyExit.applicable(target)
+        return EarlyExit.applicable(target) or scratch.unsupported_reason(target)
 
     @classmethod
     def resolve(
