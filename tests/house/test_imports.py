@@ -87,6 +87,8 @@ LAZY = {
     "transformers": {
         "ssd_infer.bridge",
         "ssd_infer.checkpoint.load",
+        "ssd_infer.engine.given_processors",
+        "ssd_infer.engine.processors",
         "ssd_infer.evaluation.progress",
         "ssd_infer.models.asr_processor",
         "ssd_infer.offload.offload",
