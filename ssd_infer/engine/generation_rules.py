@@ -149,7 +149,7 @@ def read_rules(
         if name in FOLLOWED
     }
     for name in NEEDS_END if not ends else ():
-        if name in values:
+        if values.get(name) is not None:
             rule, remedy = "needs a token that ends a row", "name one with eos_token_id"
             problems.append(Problem(keys[name], rule, shown(values[name]), remedy))
     return RuleValues(values, keys) if values else None

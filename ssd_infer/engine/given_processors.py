@@ -83,7 +83,7 @@ class GivenProcessors:
         rows = self.input_ids.tolist()
         return Rules(
             [
-                RowRules([_of_row(rule, row, len(rows)) for rule in self.rules], ids, device)
+                RowRules([_for_row(rule, row, len(rows)) for rule in self.rules], ids, device)
                 for row, ids in enumerate(rows)
             ],
             ends,
@@ -168,7 +168,7 @@ def _plain_filter(name: str, processor: Any) -> bool:
     return name not in _NUMBERS or bool(keeps == 1 and fills == -torch.inf)
 
 
-def _of_row(processor: Any, row: int, rows: int) -> Processor:
+def _for_row(processor: Any, row: int, rows: int) -> Processor:
     """Return `processor` as it answers for one row of the batch of `rows` it was made for."""
     name, alone = _name(processor), processor
     if name in _BY_BATCH:

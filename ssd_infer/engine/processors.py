@@ -28,14 +28,18 @@ class RuleValues:
         """Return the rules of a decoding; every row is processed as if it were decoded alone."""
         self._check_vocabulary(vocabulary)
         rows = [
-            RowRules(_of_row(self.values, prompt, len(prompt) + new, sorted(ends), device), prompt, device)
+            RowRules(
+                _processors_of_row(self.values, prompt, len(prompt) + new, sorted(ends), device),
+                prompt,
+                device,
+            )
             for prompt in prompts
         ]
         return Rules(rows, ends) if any(row.processors for row in rows) else None
 
     def warpers(self, device: torch.device) -> Warpers | None:
         """Return the rules of sampling that are among the values."""
-        return _warpers(self.values, device)
+        return _made_warpers(self.values, device)
 
     def _check_vocabulary(self, size: int) -> None:
         rule = f"must name tokens of the model's vocabulary of {size}"
@@ -48,7 +52,7 @@ class RuleValues:
             )
 
 
-def _of_row(
+def _processors_of_row(
     values: Mapping[str, Any], prompt: list[int], longest: int, ends: list[int], device: torch.device
 ) -> list[Processor]:
     """Return the processors of one row, in transformers' order; those about ends need tokens that end a row."""
@@ -78,7 +82,7 @@ def _of_row(
     return [make(values[name], *more, **named) for name, (make, more, named) in chosen.items()]
 
 
-def _warpers(values: Mapping[str, Any], device: torch.device) -> Warpers | None:
+def _made_warpers(values: Mapping[str, Any], device: torch.device) -> Warpers | None:
     """Return the warpers of `values` in transformers' order, around top-k and top-p."""
     known = _classes()
     made = {

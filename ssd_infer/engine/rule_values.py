@@ -40,61 +40,61 @@ NEEDS_END = ("exponential_decay_length_penalty",)
 Read = Callable[[Any], Any]
 
 
-def _above_zero(value: Any) -> float | None:
+def _read_above_zero(value: Any) -> float | None:
     found = number(value)
     return found if found is not None and found > 0 else None
 
 
-def _count(value: Any) -> int | None:
+def _read_count(value: Any) -> int | None:
     found = whole(value)
     return found if found is not None and found >= 0 else None
 
 
-def _share(value: Any) -> float | None:
+def _read_share(value: Any) -> float | None:
     found = number(value)
     return found if found is not None and 0 < found <= 1 else None
 
 
-def _cutoff(value: Any) -> float | None:
+def _read_cutoff(value: Any) -> float | None:
     found = number(value)
     return found if found is not None and 0 < found < 1 else None
 
 
-def _token(value: Any) -> int | None:
-    return _count(value)
+def _read_token(value: Any) -> int | None:
+    return _read_count(value)
 
 
-def _items(value: Any) -> list[Any] | None:
+def _read_items(value: Any) -> list[Any] | None:
     """Return the items of a list, an array or a tensor; None for anything else."""
     value = unboxed(plain(value))
     many = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
     return list(value) if many else None
 
 
-def _ids(value: Any) -> list[int] | None:
+def _read_ids(value: Any) -> list[int] | None:
     """Return token ids; transformers lets ids that no vocabulary has pass."""
-    found = [whole(item) for item in _items(value) or [None]]
+    found = [whole(item) for item in _read_items(value) or [None]]
     return None if None in found else [item for item in found if item is not None]
 
 
-def _tokens(value: Any) -> list[int] | None:
-    one = _token(value)
-    found = [one] if one is not None else _ids(value)
+def _read_tokens(value: Any) -> list[int] | None:
+    one = _read_token(value)
+    found = [one] if one is not None else _read_ids(value)
     return found if found and min(found) >= 0 else None
 
 
-def _words(value: Any) -> list[list[int]] | None:
-    found = [_tokens(_items(item)) for item in _items(value) or [None]]
+def _read_words(value: Any) -> list[list[int]] | None:
+    found = [_read_tokens(_read_items(item)) for item in _read_items(value) or [None]]
     return None if None in found else [item for item in found if item is not None]
 
 
-def _bias(value: Any) -> dict[tuple[int, ...], float] | None:
+def _read_bias(value: Any) -> dict[tuple[int, ...], float] | None:
     """Return token sequences and what is added to the score of their last token."""
-    pairs = list(value.items()) if isinstance(value, Mapping) else _items(value)
+    pairs = list(value.items()) if isinstance(value, Mapping) else _read_items(value)
     found: dict[tuple[int, ...], float] = {}
     for pair in pairs or [None]:
-        parts = _items(pair)
-        ids = _tokens(_items(parts[0])) if parts is not None and len(parts) == 2 else None
+        parts = _read_items(pair)
+        ids = _read_tokens(_read_items(parts[0])) if parts is not None and len(parts) == 2 else None
         bias = number(parts[1]) if parts is not None and ids else None
         if ids is None or bias is None:
             return None
@@ -102,41 +102,45 @@ def _bias(value: Any) -> dict[tuple[int, ...], float] | None:
     return found
 
 
-def _decay(value: Any) -> tuple[int, float] | None:
-    parts = _items(value)
+def _read_decay(value: Any) -> tuple[int, float] | None:
+    parts = _read_items(value)
     if parts is None or len(parts) != 2:
         return None
-    start, factor = whole(parts[0]), _above_zero(parts[1])
+    start, factor = whole(parts[0]), _read_above_zero(parts[1])
     return None if start is None or factor is None else (start, factor)
 
 
-_PENALTY = (_above_zero, "must be a number above 0", "1.0 turns it off")
-_SIZE = (_count, "must be an integer >= 0", "0 turns it off")
-_LISTED = (_ids, "must be a list of token ids", "try [5, 6]")
+_PENALTY = (_read_above_zero, "must be a number above 0", "1.0 turns it off")
+_SIZE = (_read_count, "must be an integer >= 0", "0 turns it off")
+_LISTED = (_read_ids, "must be a list of token ids", "try [5, 6]")
 READ: dict[str, tuple[Read, str, str]] = {
-    "sequence_bias": (_bias, "must map token sequences to numbers", "try [[[5, 6], -10.0]]"),
+    "sequence_bias": (_read_bias, "must map token sequences to numbers", "try [[[5, 6], -10.0]]"),
     "encoder_repetition_penalty": _PENALTY,
     "repetition_penalty": _PENALTY,
     "no_repeat_ngram_size": _SIZE,
     "encoder_no_repeat_ngram_size": _SIZE,
-    "bad_words_ids": (_words, "must be a list of token sequences that are not empty", "try [[5], [6, 7]]"),
+    "bad_words_ids": (
+        _read_words,
+        "must be a list of token sequences that are not empty",
+        "try [[5], [6, 7]]",
+    ),
     "min_length": _SIZE,
     "min_new_tokens": _SIZE,
-    "forced_bos_token_id": (_token, "must be a token id", "None turns it off"),
-    "forced_eos_token_id": (_tokens, "must be a token id or a list of them", "None turns it off"),
+    "forced_bos_token_id": (_read_token, "must be a token id", "None turns it off"),
+    "forced_eos_token_id": (_read_tokens, "must be a token id or a list of them", "None turns it off"),
     "remove_invalid_values": (flag, "must be true or false", "None turns it off"),
     "exponential_decay_length_penalty": (
-        _decay,
+        _read_decay,
         "must be an integer, after how many new tokens it begins, and a factor above 0",
         "try (15, 1.6)",
     ),
     "suppress_tokens": _LISTED,
     "begin_suppress_tokens": _LISTED,
-    "min_p": (_share, "must be in (0, 1]", "None turns it off"),
-    "typical_p": (_share, "must be in (0, 1]", "1.0 turns it off"),
-    "top_h": (_share, "must be in (0, 1]", "None turns it off"),
-    "epsilon_cutoff": (_cutoff, "must be in (0, 1)", "0.0 turns it off"),
-    "eta_cutoff": (_cutoff, "must be in (0, 1)", "0.0 turns it off"),
+    "min_p": (_read_share, "must be in (0, 1]", "None turns it off"),
+    "typical_p": (_read_share, "must be in (0, 1]", "1.0 turns it off"),
+    "top_h": (_read_share, "must be in (0, 1]", "None turns it off"),
+    "epsilon_cutoff": (_read_cutoff, "must be in (0, 1)", "0.0 turns it off"),
+    "eta_cutoff": (_read_cutoff, "must be in (0, 1)", "0.0 turns it off"),
 }
 """Rule → how it is read, what it must be, and a remedy."""
 

@@ -122,8 +122,9 @@ class Rules:
             place.copy_(_flat(rules, ids[: before + column], place))
 
     def _reached(self, token: int, scores: Tensor) -> bool:
-        """Tell whether a row may go on after `token`, chosen by `scores` `(…, V)`."""
-        return token not in self.ends and bool((scores[..., token] > -torch.inf).any())
+        """Tell whether a row may go on after `token`, chosen by `scores` `(…, V)`; argmax chooses even from -inf."""
+        possible = (scores[..., token] > -torch.inf) | choiceless(scores)[..., 0]
+        return token not in self.ends and bool(possible.any())
 
 
 class RuleSource(Protocol):

@@ -135,8 +135,10 @@ def test_a_rule_that_cannot_hold_is_refused_by_name(
 
 HELD: dict[str, Any] = {
     "bad_words_ids": [[i] for i in range(2, 40)],
-    "forced_bos_token_id": 3,
-    "remove_invalid_values": True,
+    "begin_suppress_tokens": [90],
+    "encoder_no_repeat_ngram_size": 1,
+    "encoder_repetition_penalty": 9.0,
+    "sequence_bias": [[[90], -20.0]],
 }
 """Values in place of those above: some that leave nothing to choose, or that need another prompt to be seen."""
 
@@ -162,7 +164,13 @@ def test_a_rule_of_the_model_is_one_of_the_call(
     assert text(bare, **{name: value}, generation_rules="off") == held
     assert text(model, generation_rules="off") == free
     assert text(model, **{name: None}) == text(model, **{name: off}) == free
-    loud = {"remove_invalid_values", "min_length", "min_new_tokens", "exponential_decay_length_penalty"}
+    loud = {
+        "encoder_no_repeat_ngram_size",
+        "remove_invalid_values",
+        "min_length",
+        "min_new_tokens",
+        "exponential_decay_length_penalty",
+    }
     assert (held == free) is False or name in loud or drawn
     assert getattr(model.generation_config, name) is value
 

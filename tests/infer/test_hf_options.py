@@ -92,6 +92,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
         "logits_processor",
         {
             "do_sample": True,
+            "top_k": 0,
             "logits_processor": scorers(
                 processors.TopKLogitsWarper(5), processors.RepetitionPenaltyLogitsProcessor(1.5)
             ),
