@@ -6,12 +6,13 @@ own `eval` node.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol
 
 from omegaconf import MISSING
 
+from ssd_infer.checkpoint.options import LoadOptions, is_hub_name, option_problems
 from ssd_infer.checkpoint.steps import checkpoint_folders
 from ssd_infer.config.checks import Checks, suggest
 
@@ -20,6 +21,34 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 LAST_SEED = 2**32 - 1
 """Numpy, which transformers seeds as well, takes none above it."""
 TASKS = ("auto", "stdlib_prose", "stdlib_code", "long_continuation", "copy", "needle", "task_shift")
+
+
+@dataclass(slots=True)
+class QuantisationSettings:
+    """Fields of transformers' quantisation configurations; what is null is left to the method."""
+
+    quant_method: str | None = None
+    """torchao, bitsandbytes_8bit, bitsandbytes_4bit, hqq, quanto or another of transformers' methods."""
+    quant_type: str | None = None
+    """torchao: the class of its configuration, such as Int8WeightOnlyConfig."""
+    quant_type_kwargs: Any = None
+    """torchao: arguments of that class."""
+    load_in_8bit: bool | None = None
+    """bitsandbytes: 8 bits."""
+    load_in_4bit: bool | None = None
+    """bitsandbytes: 4 bits."""
+    bnb_4bit_quant_type: str | None = None
+    """bitsandbytes: fp4 or nf4."""
+    bnb_4bit_use_double_quant: bool | None = None
+    """bitsandbytes: quantise the constants as well."""
+    weights: str | None = None
+    """quanto: float8, int8, int4 or int2."""
+    nbits: int | None = None
+    """hqq: bits of a weight."""
+    bits: int | None = None
+    """gptq, awq and others: bits of a weight."""
+    group_size: int | None = None
+    """Weights that share a scale."""
 
 
 @dataclass(slots=True)
@@ -67,6 +96,26 @@ class EvalSettings:
     """Precision of weights and arithmetic: float32, bfloat16, float16 or float64."""
     device: str = "auto"
     """auto, cpu, cuda or mps."""
+    adapter: str | None = None
+    """LoRA adapter that joins the checkpoint, unmerged: its directory."""
+    revision: str | None = None
+    """Branch, tag or commit, where `checkpoint` is a name on the hub instead of a directory."""
+    device_map: Any = None
+    """auto, or modules and their devices ({model.layers.0: cpu, model.layers.1: disk}); takes the place of `device`."""
+    max_memory: Any = None
+    """device_map=auto: most memory of each device, such as {cpu: 2GB}."""
+    offload_folder: str | None = None
+    """device_map: where modules on disk are kept, for weights that are no safetensors."""
+    attn_implementation: str | None = None
+    """sdpa or eager; null leaves transformers' choice."""
+    quantization_config: QuantisationSettings = field(default_factory=QuantisationSettings)
+    """How weights are quantised while they load."""
+    cache_dir: str | None = None
+    """Where what comes from the hub is kept; null is the hub's own cache."""
+    token: str | None = None
+    """Token of the hub; null takes HF_TOKEN or the one that is logged in."""
+    gguf_file: str | None = None
+    """GGUF file inside the checkpoint's directory, whose weights are dequantised."""
     expert_budget: float = 0.0
     """Keep at most this share of a mixture's routed experts in memory, the others on disk; 0 keeps all in memory."""
     threads: int = 0
@@ -81,6 +130,16 @@ class EvalSettings:
     """Time what a user would pick instead too: prompt lookup and `assistant_early_exit`."""
     grid: bool = True
     """Measure a grid of exit layers and draft lengths for the heat map."""
+
+    def loading(self) -> LoadOptions:
+        """Return how the checkpoint is loaded, beside its precision and device."""
+        given = {item.name: getattr(self, item.name) or None for item in fields(LoadOptions)}
+        quantised: Any = given["quantization_config"]
+        found = asdict(quantised) if isinstance(quantised, QuantisationSettings) else dict(quantised or {})
+        given["quantization_config"] = {key: value for key, value in found.items() if value is not None}
+        memory = dict(given["max_memory"] or {})
+        given["max_memory"] = {int(key) if str(key).isdecimal() else key: memory[key] for key in memory}
+        return LoadOptions(**{key: value or None for key, value in given.items()})
 
 
 class EvalProtocol(Protocol):
@@ -116,12 +175,10 @@ def check_protocol(settings: EvalProtocol, checks: Checks) -> None:
 def validate(settings: EvalSettings, checks: Checks) -> None:
     """Note every broken rule of `settings` in `checks`; loads no weights and imports no torch."""
     if settings.watch is None:
-        path = Path(settings.checkpoint).expanduser()
-        rule = "must be a directory with a config.json"
-        good = (path / "config.json").is_file()
-        checks.require(good, "checkpoint", rule, settings.checkpoint, _near(path))
+        _check_checkpoint(settings, checks)
     else:
         _check_watch(settings, checks)
+    _check_loading(settings, checks)
     check_protocol(settings, checks)
     for key in ("prompt_tokens", "batch_size"):
         checks.at_least(key, getattr(settings, key), 1)
@@ -139,6 +196,37 @@ def validate(settings: EvalSettings, checks: Checks) -> None:
     checks.require(len(settings.temperatures) > 0, "temperatures", "must not be empty", [], "try [0,1]")
     for index, temperature in enumerate(settings.temperatures):
         checks.at_least(f"temperatures.{index}", temperature, 0, "0 is greedy")
+
+
+def _check_checkpoint(settings: EvalSettings, checks: Checks) -> None:
+    """Check that there is something to load: a directory, or a name on the hub with its revision."""
+    path = Path(settings.checkpoint).expanduser()
+    if settings.revision is not None and not path.exists():
+        rule, remedy = (
+            "must be a name on the hub, owner/name, where a revision is given",
+            "leave revision out",
+        )
+        checks.require(is_hub_name(settings.checkpoint), "checkpoint", rule, settings.checkpoint, remedy)
+        return
+    rule = "belongs to a name on the hub, and the checkpoint is a directory"
+    checks.require(settings.revision is None, "revision", rule, settings.revision, "leave it out")
+    if settings.gguf_file is not None:
+        rule = "must be a file inside the checkpoint's directory"
+        checks.require((path / settings.gguf_file).is_file(), "gguf_file", rule, settings.gguf_file)
+        return
+    rule = "must be a directory with a config.json"
+    good = (path / "config.json").is_file()
+    checks.require(good, "checkpoint", rule, settings.checkpoint, _near(path))
+
+
+def _check_loading(settings: EvalSettings, checks: Checks) -> None:
+    """Check the options a checkpoint is loaded with, and that they go together."""
+    options = settings.loading()
+    checks.problems += option_problems(options, settings.device)
+    alien = options.given().keys() - options.hub().keys()
+    rule = "cannot be given where experts stay on disk"
+    for key in sorted(alien) if settings.expert_budget else ():
+        checks.fail(key, rule, getattr(settings, key), "leave out expert_budget or this")
 
 
 def _check_watch(settings: EvalSettings, checks: Checks) -> None:
@@ -159,4 +247,10 @@ def _near(path: Path) -> str:
     if steps:
         return f"that is a run; try checkpoint={steps[-1]}"
     missing = [part for part in (path, *path.parents) if not part.exists()]
-    return f"{missing[-1]} does not exist" if missing else "there is no config.json in it"
+    if missing:
+        hub = "; for a name on the hub add revision=main" if is_hub_name(str(path)) else ""
+        return f"{missing[-1]} does not exist{hub}"
+    if (path / "adapter_config.json").is_file():
+        return f"that is an adapter: give its model as the checkpoint, and adapter={path}"
+    ggufs = sorted(path.glob("*.gguf"))
+    return f"try gguf_file={ggufs[0].name}" if ggufs else "there is no config.json in it"

@@ -87,7 +87,7 @@ def assemble(
     bench.notes += carry(strategies)
     return {
         "schema_version": SCHEMA_VERSION,
-        "identity": identity(bench.settings.checkpoint),
+        "identity": identity(bench.settings.checkpoint, bench.settings.loading()),
         "environment": environment(bench.settings.seed, bench.device, bench.dtype),
         "protocol": _protocol(bench, sections),
         "baselines": baselines,

@@ -17,6 +17,7 @@ _MODULES = (
     "ssd_infer.engine.uniforms",
     "ssd_infer.engine.window",
     "ssd_infer.engine.cache",
+    "ssd_infer.engine.devices",
     "ssd_infer.engine.kernels.products",
     "ssd_infer.engine.model_view",
     "ssd_infer.engine.positions",
