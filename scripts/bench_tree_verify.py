@@ -32,7 +32,7 @@ from ssd_infer.engine.sampling import Sampler, SamplingParams
 from ssd_infer.engine.session import Session, open_session
 from ssd_infer.engine.sublayers import SkipSet, skip_view
 from ssd_infer.engine.target import Target
-from ssd_infer.engine.window import Geometry, Rotary, Window
+from ssd_infer.engine.window import Geometry, Reach, Rotary, Window
 from ssd_infer.errors import SSDError
 from ssd_infer.evaluation.progress import quiet_libraries
 from ssd_infer.strategies.skip_layers.dp import search_dp
@@ -58,23 +58,22 @@ class TreeWindow(Window):
         self.position_ids = (start + depths).unsqueeze(0)
         self._ancestors = ancestors
 
-    @property
-    def rotary(self) -> Rotary:
-        """Rotary cosines and sines at the depths."""
-        if self._rotary is None:
-            cos, sin = self.geometry.rotary(Window(self.geometry, [0], self.end))
-            self._rotary = cos[0, self.position_ids], sin[0, self.position_ids]
-        return self._rotary
+    def rotary(self, kind: str | None = None) -> Rotary:
+        """Return rotary cosines and sines at the depths."""
+        if kind not in self._rotary:
+            cos, sin = self.geometry.rotary(Window(self.geometry, [0], self.end), kind)
+            self._rotary[kind] = cos[0, self.position_ids], sin[0, self.position_ids]
+        return self._rotary[kind]
 
-    def mask(self, sliding: int | None) -> Tensor | None:
+    def mask(self, reach: Reach) -> Tensor | None:
         """Return an additive mask `(1, 1, T, end)`; layers with a sliding window are not told apart."""
-        if sliding not in self._masks:
+        if reach not in self._masks:
             start = self.end - self.width
             seen = torch.ones(self.width, start, dtype=torch.bool, device=self.geometry.device)
-            self._masks[sliding] = self.geometry.additive(~torch.cat([seen, self._ancestors], dim=1))[
+            self._masks[reach] = self.geometry.additive(~torch.cat([seen, self._ancestors], dim=1))[
                 None, None
             ]
-        return self._masks[sliding]
+        return self._masks[reach]
 
 
 def caterpillar(gamma: int, siblings: int) -> tuple[Tensor, Tensor]:
@@ -130,7 +129,8 @@ def measure_passes(target: Target, context: int, repeats: int) -> Passes:
 def run(session: Session, window: Window) -> None:
     """Run the whole model over a window and choose a token at every position."""
     ids = torch.zeros((1, window.width), dtype=torch.long, device=session.target.device)
-    hidden = session.target.run(session.target.embed(ids), window, session.cache)
+    hidden = session.target.embed_at(ids, window, session.cache)
+    hidden = session.target.run(hidden, window, session.cache)
     session.target.logits(hidden).argmax(dim=-1)
 
 
@@ -149,7 +149,9 @@ def ranks(material: CalibrationSet, skips: SkipSet) -> Tensor:
     target = material.target
 
     cache = ScratchCache(material.session.cache)
-    hidden = target.run(target.embed(material.ids), material.window(), cache, layers=skip_view(target, skips))
+    window = material.window()
+    start = target.embed_at(material.ids, window, cache)
+    hidden = target.run(start, window, cache, layers=skip_view(target, skips))
     logits = target.logits(hidden)
     wanted = logits.gather(-1, material.reference.unsqueeze(-1))
     return (logits > wanted).sum(dim=-1)

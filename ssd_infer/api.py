@@ -7,7 +7,7 @@ from typing import Any, Literal, Unpack
 
 from torch import Tensor, nn
 
-from ssd_infer.checkpoint.kinds import generator, kind_of
+from ssd_infer.checkpoint.kinds import kind_of
 from ssd_infer.checkpoint.load import Loaded, load
 from ssd_infer.engine.positions import beyond_positions
 from ssd_infer.engine.request import read_request
@@ -17,6 +17,7 @@ from ssd_infer.engine.values import shown
 from ssd_infer.errors import ConfigError, Problem
 from ssd_infer.strategies.base import DraftParams
 from ssd_infer.strategies.inputs import Prompts, module_of, strategy_of
+from ssd_infer.strategies.registry import of_kind
 from ssd_infer.strategies.run import GenerateOutput, run
 
 __all__ = ["GenerateOutput", "Loaded", "generate", "load"]
@@ -85,7 +86,7 @@ def generate(
     if kind != "causal":  # whose own `generate` ends the streamer
         more: dict[str, Any] = {} if sampler is None else {"sampler": sampler}
         more |= rules if generation_rules == "model" else {"generation_rules": generation_rules, **rules}
-        other: GenerateOutput = generator(kind)(
+        other: GenerateOutput = of_kind(kind).generate(
             model, input_ids, attention_mask, streamer=streamer, **arguments, **more
         )
         return other

@@ -16,6 +16,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
 
+pytest_plugins = ("tests.commands",)
+
 FAMILIES = ("llama", "qwen3", "mistral", "olmo2")
 
 

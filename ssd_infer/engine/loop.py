@@ -73,7 +73,8 @@ class Decoding:
         width = max(lengths)
         padded = [block + [0] * (width - len(block)) for block in blocks]
         ids = torch.tensor(padded, dtype=torch.long, device=session.target.device)
-        hidden = session.run(session.target.embed(ids), session.window(width))
+        window = session.window(width)
+        hidden = session.run(session.target.embed_at(ids, window, session.cache), window)
         last = torch.tensor(lengths, device=hidden.device) - 1
         ends = hidden[torch.arange(len(lengths), device=hidden.device), last]
         logits = session.target_scores(session.target.logits(ends.unsqueeze(1)))
@@ -134,12 +135,13 @@ class Decoding:
         first = proposal.resume_layer
         if proposal.hidden is None:
             ids = torch.cat([session.pending.unsqueeze(1), proposal.tokens], dim=1)
-            hidden = target.embed(ids)
+            hidden = target.embed_at(ids, window, session.cache)
         elif proposal.hidden.shape[1] == width:
             hidden = proposal.hidden
         else:
             tail = session.window(1, offset=width - 1)
-            last = session.run(target.embed(proposal.tokens[:, -1:]), tail, 0, first)
+            last = target.embed_at(proposal.tokens[:, -1:], tail, session.cache)
+            last = session.run(last, tail, 0, first)
             hidden = torch.cat([proposal.hidden, last], dim=1)
         states: dict[int, Tensor] = {}
         for layer in proposal.capture:

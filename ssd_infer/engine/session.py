@@ -108,8 +108,17 @@ class Session:
         return self.target.run(hidden, window, self.cache, first, last, self.layers)
 
     def begin_round(self) -> None:
-        """Let the active rows draw new numbers: a round begins at what each has emitted, which only grows."""
+        """Commit what is decoded, and let the active rows draw new numbers.
+
+        A round begins at what each row has emitted, which only grows.
+        """
+        self.cache.commit(self.lengths)
         self.sampler.begin([row.index for row in self.rows], [row.emitted for row in self.rows])
+
+    def pretend(self, lengths: list[int]) -> None:
+        """Stand at `lengths` of each row without having run a token, to measure passes there."""
+        self.lengths = lengths
+        self.cache.pretend(lengths)
 
     def window(self, width: int, offset: int = 0) -> Window:
         """Open a window of `width` positions, `offset` past the committed length of each row."""
@@ -168,4 +177,5 @@ def open_session(
     pending = torch.zeros(len(rows), dtype=torch.long, device=target.device)
     cache = target.new_cache(len(rows), capacity)
     lengths = [0] * len(rows)
-    return Session(target, sampler, target.geometry(capacity), cache, rows, pending, lengths, rules=rules)
+    geometry = target.geometry(capacity, prompts=[len(prompt) for prompt in prompts])
+    return Session(target, sampler, geometry, cache, rows, pending, lengths, rules=rules)

@@ -13,7 +13,13 @@ from torch import nn
 from ssd_infer.checkpoint.kinds import kind_at
 from ssd_infer.checkpoint.load import Loaded, load_with
 from ssd_infer.config.evaluation import EvalSettings
-from ssd_infer.corpus import Task, build_tasks, calibration_prompts
+from ssd_infer.corpus import (
+    Task,
+    build_tasks,
+    calibrated_on_measured,
+    calibration_prompts,
+    check_prompt_files,
+)
 from ssd_infer.corpus.shift_text import FEWEST_TOKENS, SHIFT_TASK, shift_streams
 from ssd_infer.engine.devices import check_device, input_device
 from ssd_infer.engine.generation_rules import notes_of
@@ -65,6 +71,7 @@ def open_context(settings: EvalSettings, say: Say) -> EvalContext:
     """Load the checkpoint and cut the prompts; raises before any measurement when something is wrong with either."""
     check_draft(settings.draft, settings.draft_params, kind_at(settings.checkpoint))
     check_device(settings.device)
+    check_prompt_files(settings.tasks)
     budget = Budget(settings.max_minutes)
     say("loading the checkpoint")
     loaded = _load(settings)
@@ -94,12 +101,9 @@ def open_context(settings: EvalSettings, say: Say) -> EvalContext:
     )
     bench.notes += loaded.notes
     bench.notes += notes_of(model, {bool(t) for t in settings.temperatures})
-    if any(task.name.startswith("file:") for task in tasks):
-        bench.notes.append(
-            "parameters were chosen on prompts of the measured file itself, since it has no second text"
-        )
-    beyond = beyond_positions(model, _longest(bench))
-    bench.notes += [] if beyond is None else [beyond]
+    bench.notes += dict.fromkeys(note for task in tasks for note in task.notes)
+    said = calibrated_on_measured(tasks), beyond_positions(model, _longest(bench))
+    bench.notes += [note for note in said if note is not None]
     return bench
 
 

@@ -14,7 +14,9 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
         "speedup",
         "tokens per second of the strategy ÷ tokens per second of the fastest plain decoding in the same run, "
         "ratio of totals; interval: bootstrap over prompts and over the blocks they were timed in, 95 %, never "
-        "narrower than the noise. A row that decodes plainly shares the samples of plain decoding: its speedup is 1",
+        "narrower than the noise. It is of the length asked for: where the time limit allowed fewer tokens, the rest "
+        "counts at the steady rate between the first block and the last but one. A row that decodes plainly shares the "
+        "samples of plain decoding: its speedup is 1",
     ),
     (
         "first token",

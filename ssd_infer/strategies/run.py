@@ -56,6 +56,7 @@ def run(
     """
     target = Target.of(model)
     check_vocabulary(request.prompts, target.vocab_size)
+    target.check_fit([len(prompt) for prompt in request.prompts], request.max_new_tokens)
     with evaluating(model):
         resolved = Resolved(None)
         if strategy is not None:

@@ -13,8 +13,8 @@ from ssd_infer.evaluation.measure import Measurements, Record, Unit
 from ssd_infer.evaluation.transformers_side import hf_baseline, hf_peers
 from ssd_infer.evaluation.written import SHOWN_TOKENS, blocks, pieces, written
 from tests.conftest import ModelFactory
-from tests.diffusion.support import build
-from tests.infer.test_exactness import prompts
+from tests.engine.test_exactness import prompts
+from tests.families.diffusion.support import build
 
 CPU = torch.device("cpu")
 EXIT2 = {"exit_layer": 2, "gamma": 4}

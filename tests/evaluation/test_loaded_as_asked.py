@@ -89,7 +89,7 @@ def test_a_report_says_which_backend_was_replaced(checkpoint: Path, tmp_path: Pa
 
 
 def test_a_diffusion_report_refuses_what_it_is_not_loaded_with(tmp_path: Path) -> None:
-    from tests.diffusion.support import build
+    from tests.families.diffusion.support import build
 
     build(0).save_pretrained(tmp_path)
     (tmp_path / "prompts.jsonl").write_text(json.dumps({"ids": [2, 3]}))

@@ -15,8 +15,8 @@ from ssd_infer.config.evaluation import EvalSettings
 from ssd_infer.evaluation import evaluate
 from ssd_infer.report.write import read_report
 from ssd_infer.strategies.registry import basics
-from tests.causal_families import tiny
 from tests.conftest import build_model
+from tests.engine.causal_families import tiny
 
 ELSEWHERE = ("fewer_steps", "ctc_draft")
 """Strategies for models of other kinds, whose rows say so."""

@@ -15,8 +15,8 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 import ssd_infer
 from ssd_infer.errors import SSDError
 from ssd_infer.strategies.fewer_steps.drafts import DRAFTERS
-from tests.diffusion.support import BIDIRECTIONAL, BLOCK_CAUSAL, build
-from tests.diffusion.support import prompts as random_prompts
+from tests.families.diffusion.support import BIDIRECTIONAL, BLOCK_CAUSAL, build
+from tests.families.diffusion.support import prompts as random_prompts
 from tests.fuzz.campaign import Arm
 from tests.fuzz.causal import difference
 from tests.fuzz.tally import Tally

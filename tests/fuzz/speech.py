@@ -24,11 +24,11 @@ from ssd_infer.strategies.ctc_draft import ctc_params as speech_params
 from ssd_infer.strategies.ctc_draft.ctc import Draft
 from ssd_infer.strategies.ctc_draft.ctc_params import CTCDraftParams
 from ssd_infer.strategies.ctc_draft.lossless import verify_exactly
+from tests.families.speech.support import MELS, damaged, encode, limits_of, plain, tiny_asr
 from tests.fuzz.campaign import Arm
 from tests.fuzz.causal import difference
 from tests.fuzz.parameters import Range, Scope, parameters
 from tests.fuzz.tally import Tally
-from tests.speech.support import MELS, damaged, encode, limits_of, plain, tiny_asr
 
 __all__ = ["Case", "Damaged", "Spec", "show"]
 VOCABULARY, RATE = 31, 8000

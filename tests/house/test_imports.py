@@ -71,7 +71,7 @@ LAZY = {
     "accelerate": {"ssd_infer.offload.offload"},
     "datasets": {"ssd_train.data.hub", "ssd_train.data.speech.hub"},
     "huggingface_hub": {"ssd_infer.checkpoint.hub"},
-    "pyarrow": {"ssd_train.data.local"},
+    "pyarrow": {"ssd_infer.corpus.questions", "ssd_train.data.local"},
     "safetensors": {"ssd_infer.checkpoint.load", "ssd_infer.offload.files"},
     "wandb": {"ssd_infer.report.wandb", "ssd_train.runs.tracking"},
     # The command line's, which Python callers do without.

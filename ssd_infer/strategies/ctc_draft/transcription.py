@@ -20,11 +20,12 @@ from ssd_infer.engine.streaming import streaming
 from ssd_infer.engine.values import number, shown, unboxed, whole
 from ssd_infer.errors import ConfigError, Problem
 from ssd_infer.families.speech.audio import Audio, from_array, read_audio
+from ssd_infer.families.speech.encoding import batches
 from ssd_infer.families.speech.fast import fastest
 from ssd_infer.families.speech.result import ROUTES, RowResult
 from ssd_infer.families.speech.segments import LONGEST_SECONDS, Segment, segments
 from ssd_infer.strategies.ctc_draft.ctc_params import CTCDraftParams, canonical, check_name, parse
-from ssd_infer.strategies.ctc_draft.recognise import batches, confidences, recognise
+from ssd_infer.strategies.ctc_draft.recognise import confidences, recognise
 from ssd_infer.strategies.ctc_draft.saved_thresholds import thresholds_of
 
 BATCH_SIZE = 8

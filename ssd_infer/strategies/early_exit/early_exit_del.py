@@ -26,6 +26,7 @@ from ssd_infer.strategies.early_exit.shadow import Choice, Shadows, up_to_first_
 from ssd_infer.strategies.stepwise import Stepwise
 from ssd_infer.strategies.stream_report import stream_plots, stream_tables
 from ssd_infer.strategies.streams import decode_streams, stream_studies
+from ssd_infer.tuning import scratch
 from ssd_infer.tuning.calibration_text import choices, compare, gather
 from ssd_infer.tuning.race import SURE, least_running, measured_speedup
 from ssd_infer.tuning.sublayer_costs import cached_sublayer_costs
@@ -140,7 +141,7 @@ class EarlyExitDel(Stepwise):
         """Run the layers up to the exit, keeping the states after every candidate on the way."""
         session, target = self.session, self.session.target
         window = session.window(1, offset)
-        hidden: Tensor = target.embed(token.unsqueeze(1))
+        hidden: Tensor = target.embed_at(token.unsqueeze(1), window, session.cache)
         first = 0
         for layer, kept in self._drafted.items():
             hidden = target.run(hidden, window, session.cache, first, layer)
@@ -212,7 +213,7 @@ class EarlyExitDel(Stepwise):
     @classmethod
     def applicable(cls, target: Target) -> str | None:
         """Need what early exit needs."""
-        return EarlyExit.applicable(target)
+        return EarlyExit.applicable(target) or scratch.unsupported_reason(target)
 
     @classmethod
     def resolve(

@@ -121,7 +121,8 @@ class EarlyExitNgram(EarlyExit):
         packed = pack(session, copies)
         ids = torch.cat([session.pending.unsqueeze(1), packed.tokens], dim=1)
         window = session.window(ids.shape[1])
-        hidden = target.run(target.embed(ids), window, session.cache, 0, self.exit_layer)
+        hidden = target.embed_at(ids, window, session.cache)
+        hidden = target.run(hidden, window, session.cache, 0, self.exit_layer)
         logits = session.block_scores(target.logits(hidden), packed)
         kept, following = accept(logits, packed.tokens, packed.counts, None, session.sampler)
         kept_host = [min(count, limit - 1) for count in kept.tolist()]
@@ -156,7 +157,8 @@ class EarlyExitNgram(EarlyExit):
         window = session.window_at(
             [length + offset for length, offset in zip(session.lengths, at, strict=True)]
         )
-        return target.run(target.embed(token.unsqueeze(1)), window, session.cache, 0, self.exit_layer)[:, 0]
+        hidden = target.embed_at(token.unsqueeze(1), window, session.cache)
+        return target.run(hidden, window, session.cache, 0, self.exit_layer)[:, 0]
 
     @classmethod
     def max_draft(cls, params: DraftParams) -> int:

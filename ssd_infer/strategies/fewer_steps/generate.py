@@ -18,8 +18,8 @@ from ssd_infer.families.diffusion.decoding import lay_out, start
 from ssd_infer.families.diffusion.denoiser import Denoiser
 from ssd_infer.families.diffusion.reader import Reader
 from ssd_infer.families.diffusion.settings import SamplerSettings
+from ssd_infer.strategies.diffusion_strategy import Draft
 from ssd_infer.strategies.fewer_steps.fewer_steps import check_draft, resolve
-from ssd_infer.strategies.fewer_steps.resolved_draft import Draft
 from ssd_infer.strategies.inputs import module_of
 from ssd_infer.strategies.run import GenerateOutput
 

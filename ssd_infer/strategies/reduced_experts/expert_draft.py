@@ -53,7 +53,7 @@ class ExpertDraft(Stepwise):
         """Run all layers on one `token` `(B,)` a row; return `(B, 1, d)`."""
         session, target, resume = self.session, self.session.target, self.resume_layer
         window = session.window(1, offset)
-        hidden = target.embed(token.unsqueeze(1))
+        hidden = target.embed_at(token.unsqueeze(1), window, session.cache)
         self._own = target.run(hidden, window, session.cache, 0, resume, self.view) if resume else hidden
         return target.run(self._own, window, session.cache, resume, layers=self.view)
 

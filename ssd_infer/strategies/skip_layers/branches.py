@@ -25,9 +25,10 @@ class Branches:
 
     def full_states(self) -> tuple[Tensor, list[Tensor]]:
         """Return the full model's states `(B, T, d)` before all sublayers and after each of them."""
-        start = self.material.target.embed(self.material.ids)
+        target, material = self.material.target, self.material
+        start = target.embed_at(material.ids, *self._open(1))
         states, state = [], start
-        for index in range(2 * self.material.target.num_layers):
+        for index in range(2 * target.num_layers):
             state = self.keep(index, state.unsqueeze(0))[0]
             states.append(state)
         return start, states

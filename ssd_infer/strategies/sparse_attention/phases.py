@@ -46,7 +46,8 @@ class Balanced(Decoding):
             segments = [self._segment(place, row) for place, row in enumerate(session.rows)]
             ids = torch.tensor([[token for part in segments for token in part.ids]], device=target.device)
             window = MixedWindow(session.geometry, segments)
-            logits = target.logits(target.run(target.embed(ids), window, self.cache, layers=self.layers))[0]
+            hidden = target.embed_at(ids, window, self.cache)
+            logits = target.logits(target.run(hidden, window, self.cache, layers=self.layers))[0]
             drafting = [part for part in segments if not part.verifies]
             verifying = [part for part in segments if part.verifies]
             if drafting:
