@@ -283,8 +283,8 @@ def acceptance(checkpoint: str, prompts: list[list[int]], new_tokens: int, gamma
         total = out.stats.total
         found[f"k{k_draft}"] = {"alpha": total.alpha, "tau": total.tau, "equal": out.sequences == plain}
     params_of = ReducedExpertsParams(k_draft=top_k, gamma=gamma, at_hand=False)
-    costs = make_profile(target, params_of, prompts, do_sample=False).costs
-    found["union"] = dict(zip(costs.widths, costs.union, strict=True))
+    profile = make_profile(target, params_of, prompts, do_sample=False)
+    found["union"] = profile.unions
     found["repetition"] = repetition(plain)
     return found
 

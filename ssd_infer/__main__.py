@@ -30,6 +30,7 @@ from omegaconf import DictConfig
 from ssd_infer.cli.launch import launch
 from ssd_infer.config.compose import to_settings
 from ssd_infer.config.evaluation import EvalSettings, validate
+from ssd_infer.strategies.registry import installed
 from ssd_infer.threads import wait_passively
 
 LISTS = ("tasks", "temperatures")
@@ -112,7 +113,10 @@ def _watch_names_checkpoints(arguments: list[str]) -> None:
 def main() -> None:
     """Run the command line and exit with its code."""
     wait_passively()
-    ConfigStore.instance().store(group="schema", name="evaluate", node=EvalSettings, package="_global_")
+    store = ConfigStore.instance()
+    store.store(group="schema", name="evaluate", node=EvalSettings, package="_global_")
+    for name in installed():  # options beside the YAML files of our own
+        store.store(group="draft", name=name, node={"draft": name}, package="_global_")
     _watch_names_checkpoints(sys.argv)
     sys.exit(launch("evaluate", run, settings_of, LISTS))
 

@@ -16,12 +16,13 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from ssd_infer.atomic import write_text
 from ssd_infer.cli.console import print_error
 from ssd_infer.errors import SSDError
 from ssd_infer.report.comparison import compare
 from ssd_infer.report.comparison_text import render_comparison, terminal_tables, worse_lines
 from ssd_infer.report.format import plain
-from ssd_infer.report.write import dump_json, read_report, write_text, writing
+from ssd_infer.report.write import dump_json, read_report, writing
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

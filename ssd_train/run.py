@@ -15,8 +15,9 @@ import torch
 import yaml
 from filelock import FileLock, Timeout
 from torch import nn
-from transformers import TrainingArguments
+from transformers import PreTrainedTokenizerBase, TrainingArguments
 
+from ssd_infer.atomic import write_text
 from ssd_infer.checkpoint.manifest import read_record
 from ssd_infer.checkpoint.provenance import command_line
 from ssd_infer.checkpoint.steps import step_number
@@ -24,6 +25,7 @@ from ssd_infer.errors import DataError, SSDError
 from ssd_train.config.engines import SHARDING
 from ssd_train.config.schema import Root
 from ssd_train.data.contents import contents
+from ssd_train.data.tokenizer import vocabulary_hash
 from ssd_train.distributed import elastic
 from ssd_train.distributed.launcher import first_for_all, rank, require_shared, whole_weights
 from ssd_train.losses.products import use_fast_products
@@ -34,7 +36,7 @@ from ssd_train.runs import preflight, provenance, tracking
 from ssd_train.runs.arguments import on_device, training_arguments
 from ssd_train.runs.checkpoints import CheckpointStore
 from ssd_train.runs.identity import check_same_contents, check_same_run, identity
-from ssd_train.runs.metrics import MetricsFile, replace_text
+from ssd_train.runs.metrics import MetricsFile
 from ssd_train.runs.places import check_places
 from ssd_train.runs.reports import Reporter, check_asked
 from ssd_train.trainer import stopping
@@ -86,7 +88,7 @@ def train(cfg: Root) -> Path:
             collator=recipe.collator(data),
             store=CheckpointStore(run_dir, cfg.train.keep_last),
             metrics_file=MetricsFile(run_dir / "metrics.jsonl"),
-            extras=_extras(cfg, recipe, held),
+            extras=_extras(cfg, recipe, held, data.processor),
             eval_samples=elastic.validation_samples(cfg.train, args),
             optimizer=custom_optimizer(cfg),
         )
@@ -160,7 +162,7 @@ def _claim_run(cfg: Root, stack: ExitStack) -> tuple[Path | None, dict[str, str]
     store.set_aside_after(step)
     MetricsFile(run_dir / "metrics.jsonl").keep_until(step)
     (run_dir / stopping.STOPPED).unlink(missing_ok=True)
-    replace_text(run_dir / "config.yaml", config_text(cfg))
+    write_text(run_dir / "config.yaml", config_text(cfg))
     _note_command(run_dir)
     return checkpoint, held
 
@@ -273,13 +275,15 @@ def _check_enough(cfg: Root, args: TrainingArguments, data: TrainingData) -> Non
         )
 
 
-def _extras(cfg: Root, recipe: Recipe, held: dict[str, str]) -> CheckpointExtras:
+def _extras(cfg: Root, recipe: Recipe, held: dict[str, str], processor: Any) -> CheckpointExtras:
+    tokenizer = getattr(processor, "tokenizer", processor)
+    known = isinstance(tokenizer, PreTrainedTokenizerBase)
     dtype = precision.saved_dtype(cfg)
     record: dict[str, Any] = {
         "recipe": recipe.metadata(),
         "identity": identity(cfg),
         "contents": held,
-        "provenance": provenance.collect(cfg),
+        "provenance": provenance.collect(cfg, vocabulary_hash(tokenizer) if known else None),
         "engine": cfg.engine.name,
         "precision": {"trained": "float32", "saved": dtype, "computed": cfg.dtype},
     }
@@ -298,4 +302,4 @@ def _note_command(run_dir: Path) -> None:
     file = run_dir / "command.txt"
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     if not lines or lines[-1] != line:
-        replace_text(file, "\n".join([*lines, line]) + "\n")
+        write_text(file, "\n".join([*lines, line]) + "\n")

@@ -46,6 +46,11 @@ def run_module(module: str, *arguments: str, cwd: Path, python: str = sys.execut
     return Result(done.returncode, done.stdout, done.stderr)
 
 
+def option_names(group: str) -> list[str]:
+    """Return the names of the YAML files of `group` that the toolkit ships."""
+    return sorted(file.stem for file in (CHECKOUT / "conf" / group).glob("*.yaml"))
+
+
 @pytest.fixture
 def train(tmp_path: Path) -> Callable[..., Result]:
     """Return `python -m ssd_train` run in an empty directory."""

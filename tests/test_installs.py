@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from ssd_infer.config.compose import config_directory, option_names
+from ssd_infer.config.compose import config_directory
 from ssd_infer.corpus.categories import CATEGORIES
-from tests.commands import CHECKOUT, run_module
+from tests.commands import CHECKOUT, option_names, run_module
 
 pytestmark = pytest.mark.integration
 

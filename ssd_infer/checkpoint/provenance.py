@@ -15,6 +15,7 @@ import torch
 import transformers
 
 from ssd_infer.checkpoint.machine import cpu_name, device_name
+from ssd_infer.checkpoint.manifest import read_record, sha256
 from ssd_infer.checkpoint.options import LoadOptions
 from ssd_infer.threads import waiting
 from ssd_infer.version import __version__
@@ -26,7 +27,7 @@ def weights_sha256(checkpoint: str | Path) -> str:
     """Hash the weight files: of one file its plain SHA-256, of several the hash of their names and hashes."""
     folder = Path(checkpoint)
     pattern = next((pattern for pattern in _WEIGHTS if any(folder.glob(pattern))), "config.json")
-    digests = [(path.name, _file_hash(path)) for path in sorted(folder.glob(pattern))]
+    digests = [(path.name, sha256(path)) for path in sorted(folder.glob(pattern))]
     if len(digests) == 1:
         return digests[0][1]
     return hashlib.sha256(json.dumps(digests).encode()).hexdigest()
@@ -38,7 +39,7 @@ def identity(checkpoint: str, options: LoadOptions | None = None) -> dict[str, A
     What `options` load beside the checkpoint's weights, or instead of them, counts among the weights.
     """
     options = LoadOptions() if options is None else options
-    record = read_record(checkpoint)
+    record = read_record(Path(checkpoint))
     recipe = record.get("recipe")
     if isinstance(recipe, dict):
         recipe = recipe.get("name") or recipe.get("kind")
@@ -59,7 +60,7 @@ def identity(checkpoint: str, options: LoadOptions | None = None) -> dict[str, A
 def loaded_sha256(checkpoint: str | Path, options: LoadOptions) -> str:
     """Hash what was loaded: the checkpoint's weights or its GGUF file, and an adapter's where one joins them."""
     file = None if options.gguf_file is None else Path(checkpoint) / options.gguf_file
-    base = weights_sha256(checkpoint) if file is None else _file_hash(file)
+    base = weights_sha256(checkpoint) if file is None else sha256(file)
     if options.adapter is None or not Path(options.adapter).is_dir():
         return base
     return hashlib.sha256(json.dumps([base, weights_sha256(options.adapter)]).encode()).hexdigest()
@@ -83,15 +84,6 @@ def _without_secret(argument: str) -> str:
     """Return an argument of a command line as a report may show it."""
     key, sign, _ = argument.partition("=")
     return f"{key}=..." if sign and key.lstrip("+") == "token" else argument
-
-
-def read_record(checkpoint: str | Path) -> dict[str, Any]:
-    """Return the checkpoint's `ssd.json`, or nothing when it was not trained here or the file is unreadable."""
-    try:
-        record = json.loads((Path(checkpoint) / "ssd.json").read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return record if isinstance(record, dict) else {}
 
 
 def environment(seed: int, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
@@ -137,8 +129,3 @@ def _config(folder: Path, record: dict[str, Any]) -> dict[str, Any] | None:
 
     found = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"), resolve=False)
     return {str(key): value for key, value in found.items()} if isinstance(found, dict) else None
-
-
-def _file_hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -21,6 +21,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from ssd_infer.cli.console import error_console, print_error
+from ssd_infer.cli.lazy_help import admit_lazy_help
 from ssd_infer.config.as_typed import as_typed, is_swept, text_keys
 from ssd_infer.config.compose import config_directory, group_names
 from ssd_infer.config.explain import HYDRA_ERRORS, explain_all
@@ -47,6 +48,7 @@ def launch(
     HYDRA_FULL_ERROR=1 shows tracebacks.
     """
     wait_passively()  # before a task imports torch
+    admit_lazy_help()
     sys.argv[1:] = typed_arguments(config_name, with_folders(bracket(sys.argv[1:], lists), folders))
     codes: list[int] = []
     started: list[bool] = []
@@ -126,7 +128,7 @@ def _explain(config_name: str, error: Exception, check: Callable[[DictConfig], o
         return explain_all(
             error,
             arguments.overrides,
-            lambda overrides: check(_compose(config_name, overrides, arguments.config_dir)),
+            lambda overrides: check(composed(config_name, overrides, arguments.config_dir)),
         )
     if isinstance(error, ValueError):
         rule = "must name an option of each group of settings"
@@ -135,7 +137,7 @@ def _explain(config_name: str, error: Exception, check: Callable[[DictConfig], o
     return SSDError(str(error))
 
 
-def _compose(config_name: str, overrides: list[str], extra: str | None) -> DictConfig:
+def composed(config_name: str, overrides: list[str], extra: str | None = None) -> DictConfig:
     """Compose as `hydra.main` does, with `extra` as a further directory of configurations."""
     GlobalHydra.instance().clear()
     where = config_directory()

@@ -28,13 +28,6 @@ def config_directory() -> str:
     return f"pkg://{_PACKAGE}"
 
 
-def option_names(group: str) -> list[str]:
-    """Return the names of the YAML files of `group` that the toolkit itself ships."""
-    where = config_directory()
-    root = resources.files(_PACKAGE) if where.startswith("pkg://") else Path(where)
-    return sorted(f.name.removesuffix(".yaml") for f in (root / group).iterdir() if f.name.endswith(".yaml"))
-
-
 def group_names() -> frozenset[str]:
     """Return the groups of settings the toolkit ships options for, whose keys choose a file."""
     where = config_directory()

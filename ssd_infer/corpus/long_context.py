@@ -68,13 +68,6 @@ def _needle(tokenizer: Any, width: int, order: random.Random, split: Split) -> l
     return [*begin, *hay[:depth], *needle, *hay[depth:], *question]
 
 
-def needle_answer(prompt_text: str) -> str | None:
-    """Return the number a needle prompt asks for; None when the text is no needle prompt."""
-    asked = prompt_text.rpartition("The secret number of ")[2].partition(" is")[0]
-    hidden = prompt_text.partition(f"The secret number of {asked} is ")[2].partition(".")[0]
-    return hidden if asked in _NAMES and hidden.isdigit() else None
-
-
 def _text(order: random.Random, split: Split, kind: Kind, tokens: int) -> str:
     """Join documents in a random order until they hold enough characters for `tokens`, repeating if they must."""
     pool = documents(split, kind)

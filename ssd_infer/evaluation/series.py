@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ssd_infer.atomic import write_text
 from ssd_infer.checkpoint.provenance import weights_sha256
 from ssd_infer.checkpoint.steps import checkpoint_folders, misnamed_folders
 from ssd_infer.config.evaluation import EvalSettings
@@ -16,7 +17,7 @@ from ssd_infer.report.comparison import compare
 from ssd_infer.report.comparison_html import render_comparison_html
 from ssd_infer.report.comparison_text import render_comparison
 from ssd_infer.report.rows import Report, exit_code
-from ssd_infer.report.write import dump_json, read_report, write_text
+from ssd_infer.report.write import dump_json, read_report
 
 logger = logging.getLogger(__name__)
 

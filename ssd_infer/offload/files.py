@@ -60,11 +60,6 @@ class StoreIndex:
         """Decoder layers that have routed experts."""
         return sorted({layer for layer, _ in self.extents})
 
-    @property
-    def total_bytes(self) -> int:
-        """Bytes of all experts."""
-        return sum(extent.size for extent in self.extents.values())
-
 
 def write_store(
     model: nn.Module, layers: list[MoeLayer], folder: Path, source: str | None = None

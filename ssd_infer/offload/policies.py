@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import ClassVar, Protocol
 
 Key = tuple[int, int]
@@ -99,20 +99,4 @@ def belady_loads(visits: Sequence[tuple[int, Collection[int]]], capacity: int) -
         for key in needed:
             upcoming[key] = next(after[key], len(visits))
         held = set(sorted(held | needed, key=lambda key: (upcoming[key], key))[:capacity])
-    return loads
-
-
-def replay(visits: Iterable[tuple[int, Collection[int]]], capacity: int, policy: Policy) -> int:
-    """Return the loads `policy` needs for `visits` with one pool of `capacity` experts and no look ahead."""
-    held: set[Key] = set()
-    loads = 0
-    for layer, experts in visits:
-        needed = [(layer, expert) for expert in experts]
-        for key in sorted(needed, key=lambda key: key not in held):
-            if key not in held:
-                loads += 1
-                if len(held) >= capacity:
-                    held.remove(min(held, key=lambda key: (policy.worth(key), key)))
-                held.add(key)
-            policy.touch(key, 1)
     return loads

@@ -46,11 +46,6 @@ def validate(report: object) -> None:
         raise ReportError("report.json breaks its schema:\n" + "\n".join(found))
 
 
-def base_name(name: str) -> str:
-    """Return the strategy of a row name: `name:t1` belongs to `name`."""
-    return name.split(":", 1)[0]
-
-
 def _doubled_names(report: dict[str, Any]) -> list[str]:
     names = [row["name"] for row in report["strategies"]]
     doubled = sorted({name for name in names if names.count(name) > 1})

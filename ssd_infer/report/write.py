@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ssd_infer.atomic import write_text
 from ssd_infer.errors import OutputError
 from ssd_infer.jsonio import strict, to_json
 from ssd_infer.report.html import render_html
@@ -34,22 +34,6 @@ def check_writable(key: str, folder: Path) -> None:
     with writing(key, folder):
         nearest = next(part for part in (folder, *folder.absolute().parents) if part.exists())
         tempfile.TemporaryFile(dir=nearest).close()
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write `text` to `path` through a temporary file in the same folder and one rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def dump_json(value: object) -> str:

@@ -48,17 +48,17 @@ def register(strategy: type[Strategy]) -> type[Strategy]:
     return strategy
 
 
-def unregister(name: str) -> None:
-    """Forget what `register` made known under `name`; does nothing where it made nothing known."""
-    _registered.pop(name, None)
-
-
 def infos() -> dict[str, StrategyInfo]:
     """Return what is known of every strategy, by name, in the order of a report."""
     known = {name: entry.info for name, entry in _own().items()}
     known |= {name: _loaded(point).info for name, point in _installed().items()}
     known |= {name: strategy.info for name, strategy in _registered.items()}
     return {info.name: info for info in sorted(known.values(), key=lambda info: (info.order, info.name))}
+
+
+def installed() -> list[str]:
+    """Return the names of strategies that packages beside this one bring; imports none of them."""
+    return sorted(_installed())
 
 
 def registry() -> dict[str, type[Strategy]]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 import torch
 
+from ssd_infer.engine.clock import synchronise
 from ssd_infer.engine.sampling import Sampler, SamplingParams
 from ssd_infer.engine.session import Session, open_session
 from ssd_infer.engine.target import Target
@@ -17,6 +18,60 @@ from ssd_infer.engine.target import Target
 WIDTHS = (1, 2, 3, 5, 9, 17)
 BLOCKS = 3
 """Stretches of repeats a measurement is cut into; the quietest one counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Seconds of a pass by how much it does: exact at the measured points, straight lines between them."""
+
+    at: tuple[float, ...]
+    seconds: tuple[float, ...]
+    steep: bool = False
+    """Beyond the last point the last line goes on, if it rises; otherwise seconds stay what they were."""
+
+    def __call__(self, value: float) -> float:
+        """Return the seconds at `value`."""
+        beyond = value - self.at[-1]
+        if not self.steep or beyond <= 0 or len(self.at) == 1:
+            return float(np.interp(value, self.at, self.seconds))
+        slope = (self.seconds[-1] - self.seconds[-2]) / (self.at[-1] - self.at[-2])
+        return self.seconds[-1] + max(0.0, slope) * beyond
+
+
+@dataclass(frozen=True, slots=True)
+class RoundCosts:
+    """What rounds of one draft cost, in seconds, and what they gain over plain steps; the arithmetic of every draft."""
+
+    plain: float
+    """One plain decoding step."""
+    draft: float
+    """One drafted token."""
+    verify: Curve
+    """One verify pass, by its tokens: the drafts and one more."""
+    once: float = 0.0
+    """What a round costs beside, however much it drafts."""
+
+    @property
+    def c(self) -> float:
+        """Return the cost of one drafted token in plain steps."""
+        return self.draft / self.plain
+
+    def v(self, drafted: float) -> float:
+        """Return the cost of verifying `drafted` tokens in plain steps."""
+        return self.verify(drafted + 1) / self.plain
+
+    def seconds(self, drafted: float) -> float:
+        """Return the seconds of one round that drafts `drafted` tokens."""
+        return self.once + drafted * self.draft + self.verify(drafted + 1)
+
+    def speedup(self, emitted: float, drafted: float) -> float:
+        """Return the speedup of rounds that emit and draft so many tokens each, in the mean: τ / (γc + v)."""
+        return emitted * self.plain / self.seconds(drafted)
+
+    def scaled(self, factor: float) -> RoundCosts:
+        """Return the costs of rounds that take `factor` times as long; plain steps stay."""
+        verify = replace(self.verify, seconds=tuple(factor * spent for spent in self.verify.seconds))
+        return RoundCosts(self.plain, factor * self.draft, verify, factor * self.once)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +98,15 @@ class Costs:
         """Seconds of one plain decoding step."""
         return self.step_at(1) + self.num_layers * self.layer_at(1)
 
-    def draft(self, exit_layer: int) -> float:
-        """Return seconds of one drafted token at `exit_layer`."""
-        return self.step_at(1) + exit_layer * self.layer_at(1)
+    def exit(self, exit_layer: int, draft: float | None = None) -> RoundCosts:
+        """Return the costs of drafts whose first `exit_layer` layers are the model's own and not run again to verify.
 
-    def verify(self, exit_layer: int, gamma: float) -> float:
-        """Return seconds of a verify pass over γ drafts whose first `exit_layer` layers are already done."""
-        width = gamma + 1
-        return (
-            self.step_at(width)
-            + exit_layer * self.layer_at(1)
-            + (self.num_layers - exit_layer) * self.layer_at(width)
-        )
+        `draft`: seconds of one drafted token; None: of these layers and the head.
+        """
+        one, rest = exit_layer * self.layer_at(1), self.num_layers - exit_layer
+        verify = tuple(step + one + rest * layer for step, layer in zip(self.step, self.layer, strict=True))
+        drafted = self.step_at(1) + one if draft is None else draft
+        return RoundCosts(self.plain, drafted, Curve(self.widths, verify))
 
 
 @torch.inference_mode()
@@ -122,15 +174,8 @@ def _one_pass(session: Session, depth: int, width: int) -> None:
 
 def timed(call: Callable[[], None], device: torch.device) -> float:
     """Return the seconds of one call, the device's queue included."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    synchronise(device)
     start = time.perf_counter()
     call()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    synchronise(device)
     return time.perf_counter() - start
-
-
-def predicted_speedup(alpha: float, gamma: float, c: float, verify_ratio: float) -> float:
-    """Return (1 + γα) / (γc + v(γ+1)): pooled α at this fixed γ, costs as shares of one plain step."""
-    return (1 + gamma * alpha) / (gamma * c + verify_ratio)

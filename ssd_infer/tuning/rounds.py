@@ -6,8 +6,57 @@ round exactly; under sampling the overlaps give expectations.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
+
+from ssd_infer.tuning.costs import RoundCosts
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What one draft should give at a γ and a threshold; `drafted` is the mean number of drafts a round."""
+
+    gamma: int
+    confidence: float
+    alpha: float
+    tau: float
+    drafted: float
+    c: float
+    verify_ratio: float
+    speedup: float
+
+    def describe(self) -> str:
+        """Say the prediction in a few words."""
+        stop = f", stop below {self.confidence:g}" if self.confidence else ""
+        return (
+            f"predicted {self.speedup:.2f}x (γ {self.gamma}{stop}, α {self.alpha:.2f}, "
+            f"c {self.c:.2f}, verify {self.verify_ratio:.2f})"
+        )
+
+
+def predict_rounds(
+    acceptance: Tensor, stops: Tensor, costs: RoundCosts, gamma: int, threshold: float, *, greedy: bool
+) -> Prediction:
+    """Return what rounds of at most `gamma` drafts give along texts `(B, T)` known to `acceptance` and `stops`.
+
+    `stops` are the `draft_limits` of `threshold`; acceptance is bits when `greedy`, probabilities otherwise.
+    """
+    accepted, drafted = (greedy_rounds if greedy else expected_rounds)(acceptance, stops, gamma)
+    alpha, tau = accepted / drafted if drafted else 0.0, 1 + accepted
+    found = costs.c, costs.v(drafted), costs.speedup(tau, drafted)
+    return Prediction(gamma, threshold, alpha, tau, drafted, *found)
+
+
+def expected_tokens(shares: Sequence[float]) -> float:
+    """Return τ = 1 + Σ_k Π_{i≤k} α_i, tokens a verify when draft k is right with probability α_k."""
+    total = survive = 1.0
+    for share in shares:
+        survive *= share
+        total += survive
+    return total
 
 
 def draft_limits(confidence: Tensor, threshold: float) -> Tensor:

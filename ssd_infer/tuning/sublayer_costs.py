@@ -11,7 +11,7 @@ from ssd_infer.engine.sampling import Sampler, SamplingParams
 from ssd_infer.engine.session import open_session
 from ssd_infer.engine.sublayers import SkipSet, View, skip_view
 from ssd_infer.engine.target import Target
-from ssd_infer.tuning.costs import Costs, measure_costs, quiet_seconds, timed
+from ssd_infer.tuning.costs import Costs, RoundCosts, measure_costs, quiet_seconds, timed
 from ssd_infer.tuning.memo import Memo
 
 MAX_WEIGHT = 5
@@ -28,6 +28,10 @@ class SublayerCosts:
     mlp: float
     """One layer whose attention is skipped, one token a row."""
 
+    def skipping(self, skips: SkipSet) -> RoundCosts:
+        """Return the costs of drafts without `skips`, verified from the first skipped layer on."""
+        return self.whole.exit(skips.first(self.whole.num_layers), self.draft(skips))
+
     def draft(self, skips: SkipSet) -> float:
         """Return the seconds of one drafted token, head included."""
         layers = range(self.whole.num_layers)
@@ -36,14 +40,6 @@ class SublayerCosts:
         mlp = sum(1 for i in layers if i in skips.attention and i not in skips.mlp)
         kept = both * self.whole.layer_at(1) + attention * self.attention + mlp * self.mlp
         return self.whole.step_at(1) + kept
-
-    def ratio(self, skips: SkipSet) -> float:
-        """Return c, the cost of one drafted token in plain decoding steps."""
-        return self.draft(skips) / self.whole.plain
-
-    def verify_ratio(self, gamma: float, skips: SkipSet) -> float:
-        """Return v(γ+1) in plain decoding steps: γ drafts verified from the first skipped layer on."""
-        return self.whole.verify(skips.first(self.whole.num_layers), gamma) / self.whole.plain
 
     @property
     def weights(self) -> tuple[int, int]:

@@ -11,14 +11,16 @@ import numpy as np
 from filelock import FileLock
 from transformers import PreTrainedTokenizerBase
 
+from ssd_infer.atomic import write_text
 from ssd_infer.checkpoint.content import text_digest
 from ssd_infer.checkpoint.steps import checkpoint_folders
 from ssd_infer.errors import DataError
+from ssd_infer.jsonio import to_json
 from ssd_train.config.schema import DataConfig, Root
 from ssd_train.data.framing import Encoder
 from ssd_train.data.hub import COMMIT
 from ssd_train.data.open_source import open_source
-from ssd_train.data.packing import PackedBlocks, token_dtype, write_json, write_tokens
+from ssd_train.data.packing import PackedBlocks, token_dtype, write_tokens
 from ssd_train.data.sources import TextSource
 from ssd_train.data.tokenizer import load_tokenizer, vocabulary_hash
 
@@ -126,7 +128,7 @@ def _pack(cfg: DataConfig, source: TextSource, encoder: Encoder, folder: Path) -
             f"{source.key}: was changed while it was read (got {source.name!r}); start again when it is whole"
         )
     counts |= {"spelt": encoder.spelt, "parsed": encoder.parsed}
-    write_json(meta, counts)
+    write_text(meta, to_json(counts, indent=2))
     return counts
 
 

@@ -12,7 +12,6 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from ssd_infer.errors import DataError
-from ssd_infer.jsonio import to_json
 from ssd_train.data.framing import Encoder
 from ssd_train.data.sources import Passage
 
@@ -111,10 +110,3 @@ def _batches(passages: Iterator[Passage]) -> Iterator[list[Passage]]:
             batch, size = [], 0
     if batch:
         yield batch
-
-
-def write_json(path: Path, value: object) -> None:
-    """Write `value` to `path` so that a reader sees the old file or the whole new one."""
-    partial = path.with_suffix(f".{os.getpid()}.part")
-    partial.write_text(to_json(value, indent=2), encoding="utf-8")
-    partial.replace(path)

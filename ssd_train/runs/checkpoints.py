@@ -17,6 +17,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from ssd_infer.atomic import write_text
 from ssd_infer.checkpoint.manifest import MANIFEST, RECORD, damage, read_record, sha256
 from ssd_infer.checkpoint.steps import (
     TRAINER_STATE,
@@ -32,7 +33,6 @@ from ssd_infer.jsonio import from_json, to_json
 from ssd_infer.report.rows import find_row, gains
 from ssd_infer.report.schema import ReportError
 from ssd_infer.report.write import read_report
-from ssd_train.runs.metrics import replace_text
 
 logger = logging.getLogger(__name__)
 
@@ -180,7 +180,7 @@ class CheckpointStore:
         """Add `values` to the record of a checkpoint, mark the best one anew, and prune."""
         path = self.path(step) / RECORD
         record = {**from_json(path.read_text(encoding="utf-8")), **values}
-        replace_text(path, to_json(record, indent=2, sort_keys=True) + "\n")
+        write_text(path, to_json(record, indent=2, sort_keys=True) + "\n")
         self.mark_best()
         self.prune()
 
@@ -207,7 +207,7 @@ class CheckpointStore:
             **best,
             "validation_loss": -negative_loss,
         }
-        replace_text(self.run_dir / "best.json", to_json(best, indent=2) + "\n")
+        write_text(self.run_dir / "best.json", to_json(best, indent=2) + "\n")
         return self.path(step)
 
     def best(self) -> Path | None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ssd_infer.atomic import write_text
 from ssd_infer.jsonio import from_json, to_json
 from ssd_train.recipes.base import Ratio
 
@@ -67,7 +68,7 @@ class MetricsFile:
         rows = [row for row in _rows(self.path) if row["step"] <= step] if self.path.exists() else []
         lines = [_line(row) for row in rows]
         if self.path.exists():
-            replace_text(self.path, "".join(lines))
+            write_text(self.path, "".join(lines))
         self._last = rows[-1] if rows else {}
         self._offset = sum(len(line.encode()) for line in lines[:-1])
 
@@ -83,16 +84,6 @@ class MetricsFile:
                 self._last = {"step": step, **values}
                 self._offset = file.seek(0, os.SEEK_END)
             file.write(_line(self._last).encode())
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Replace the file at `path` in one step: readers see the old text or the new, also after a crash."""
-    aside = path.with_name(f".{path.name}.partial")
-    with aside.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
 
 
 def _line(row: Mapping[str, Any]) -> str:

@@ -17,12 +17,12 @@ from typing import Any, Self
 from urllib.parse import urlparse
 from uuid import uuid4
 
+from ssd_infer.atomic import write_text
 from ssd_infer.errors import ConfigError, Problem
 from ssd_infer.jsonio import from_json, to_json
 from ssd_infer.report.flat import report_scalars
 from ssd_infer.report.wandb import TRACKING, log_wandb_report
 from ssd_train.config.schema import Root
-from ssd_train.runs.metrics import replace_text
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ def run_id(cfg: Root, run_dir: Path) -> str:
     new = f"{name[:48]}-{hashlib.sha256(seed.encode()).hexdigest()[:8]}"
     path.parent.mkdir(parents=True, exist_ok=True)
     facts = {"id": new, "project": cfg.tracking.project, "entity": cfg.tracking.entity, "name": cfg.run_name}
-    replace_text(path, to_json({**facts, "group": cfg.recipe_name}))
+    write_text(path, to_json({**facts, "group": cfg.recipe_name}))
     return new
 
 
@@ -174,7 +174,7 @@ def _remember(run_dir: Path, mode: str) -> None:
     """Note how the run is tracked, for the jobs that add reports to it."""
     path = run_dir / ID_FILE
     facts = from_json(path.read_text(encoding="utf-8")) if path.exists() else {}
-    replace_text(path, to_json({**facts, "mode": mode}))
+    write_text(path, to_json({**facts, "mode": mode}))
 
 
 def _init_wandb(cfg: Root, run_dir: Path, mode: str) -> Any:
@@ -227,7 +227,7 @@ def _start_mlflow(cfg: Root, run_dir: Path) -> Tracker:
     experiment = mlflow.set_experiment(cfg.tracking.project)
     if cfg.resume == "never" or not known.exists():
         run = mlflow.MlflowClient().create_run(experiment.experiment_id, run_name=cfg.run_name)
-        replace_text(known, to_json({"id": run.info.run_id}))
+        write_text(known, to_json({"id": run.info.run_id}))
     os.environ["MLFLOW_RUN_ID"] = from_json(known.read_text(encoding="utf-8"))["id"]
     return LibraryTracker("mlflow")
 

@@ -16,8 +16,8 @@ from typing import Any, Self
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from ssd_infer.atomic import write_text
 from ssd_infer.jsonio import to_json
-from ssd_train.runs.metrics import replace_text
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +133,7 @@ def note(run_dir: Path, stop: StopSignals, step: int) -> None:
         file.unlink(missing_ok=True)
         return
     why = stop.heard or "a signal on another process"
-    replace_text(file, to_json({"step": step, "signal": why}) + "\n")
+    write_text(file, to_json({"step": step, "signal": why}) + "\n")
     print(f"stopped by {why} after step {step}, which is saved; the same command goes on from there")
 
 

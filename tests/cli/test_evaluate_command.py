@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ssd_infer.__main__ import _watch_names_checkpoints, exit_code, settings_of
-from ssd_infer.config.compose import option_names
 from ssd_infer.errors import ConfigError
+from tests.commands import option_names
 
 
 @pytest.fixture

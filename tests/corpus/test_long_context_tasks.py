@@ -5,9 +5,16 @@ from __future__ import annotations
 import pytest
 
 from ssd_infer.corpus import build_tasks, calibration_prompts
-from ssd_infer.corpus.long_context import LONG_TASKS, needle_answer
+from ssd_infer.corpus.long_context import LONG_TASKS
 from ssd_infer.errors import DataError
 from tests.corpus.tokenizers import Letters, text_of
+
+
+def secret(text: str) -> str | None:
+    """Return the number a needle prompt asks for; None when the text is no needle prompt."""
+    asked = text.rpartition("The secret number of ")[2].partition(" is")[0]
+    hidden = text.partition(f"The secret number of {asked} is ")[2].partition(".")[0]
+    return hidden if hidden.isdigit() else None
 
 
 @pytest.mark.parametrize("name", LONG_TASKS)
@@ -26,7 +33,7 @@ def test_a_needle_is_somewhere_and_asked_for_last() -> None:
     depths = []
     for prompt in build_tasks(["needle"], Letters(), 4, 3000, seed=0)[0].prompts:
         text = text_of(prompt)
-        number = needle_answer(text)
+        number = secret(text)
         assert number is not None
         assert text.count(number) == 1
         assert text.endswith(" is")
@@ -39,7 +46,7 @@ def test_a_copy_begins_with_what_it_should_go_on_to_repeat() -> None:
     before, _, begun = text.partition("word by word:\n\n")
     assert len(begun) >= 4
     assert before.count(begun) >= 1
-    assert needle_answer(text) is None
+    assert secret(text) is None
 
 
 def test_prompts_too_short_for_the_task_say_so() -> None:

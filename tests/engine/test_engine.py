@@ -16,7 +16,7 @@ from ssd_infer.errors import CheckpointError, ConfigError, UnsupportedModelError
 from ssd_infer.strategies import registry as drafts
 from ssd_infer.strategies.early_exit.early_exit import EarlyExit
 from ssd_infer.strategies.early_exit.exit_calibration import THRESHOLDS, ExitProfile, profile, remember
-from ssd_infer.tuning.costs import Costs, predicted_speedup
+from ssd_infer.tuning.costs import Costs, Curve, RoundCosts
 from ssd_infer.tuning.rounds import draft_limits, expected_rounds, greedy_rounds
 from tests.conftest import ModelFactory, build_model
 from tests.engine.test_exactness import prompts, reference
@@ -199,7 +199,8 @@ def test_costs_reproduce_the_papers_ideal_speedups() -> None:
     ]
     table += [(6, 24, 8, 0.76, 2.36), (12, 24, 8, 0.976, 1.76), (18, 24, 8, 0.989, 1.27)]
     for exit_layer, layers, gamma, alpha, ideal in table:
-        assert predicted_speedup(alpha, gamma, exit_layer / layers, 1.0) == pytest.approx(ideal, abs=0.012)
+        costs = RoundCosts(1.0, exit_layer / layers, Curve((1,), (1.0,)))
+        assert costs.speedup(1 + gamma * alpha, gamma) == pytest.approx(ideal, abs=0.012)
 
 
 def test_tau_of_independent_acceptance_is_the_geometric_sum() -> None:

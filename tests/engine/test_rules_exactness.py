@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.offload.support import build_moe
 from transformers.generation import logits_process as processors
 
 import ssd_infer
 from tests.conftest import build_model
+from tests.offload.support import build_moe
 
 NEW, VOCAB = 20, 29
 DRAFTS: dict[str, tuple[str | None, dict[str, Any]]] = {

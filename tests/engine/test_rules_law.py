@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 from scipy.stats import chisquare
-from tests.offload.support import build_moe
 
 import ssd_infer
 from ssd_infer.engine.rules import Rules
 from tests.conftest import build_model
+from tests.offload.support import build_moe
 from tests.transformers_rules import processed
 
 VOCAB, NEW, ROWS = 7, 3, 1500

@@ -107,6 +107,21 @@ def test_a_strategy_from_outside_is_reported_and_compared(
     assert "repeat last" in compared.stdout, compared.stdout + compared.stderr
 
 
+def test_a_strategy_from_outside_is_an_option_of_the_command(
+    python: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    tasks = f"tasks=[file:{checkpoint / 'prompts.jsonl'}]"
+    shown = run(
+        python,
+        *("-m", "ssd_infer", f"checkpoint={checkpoint}", "draft=repeat_last", tasks, "--cfg", "job"),
+        folder=tmp_path,
+    )
+    assert "draft: repeat_last" in shown.stdout, shown.stdout + shown.stderr
+    wrong = run(python, "-m", "ssd_infer", f"checkpoint={checkpoint}", "draft=repeat_lst", folder=tmp_path)
+    assert wrong.returncode == 2
+    assert "repeat_last" in wrong.stderr
+
+
 def test_a_recipe_from_outside_trains_and_its_keys_are_checked(python: Path, tmp_path: Path) -> None:
     small = ("model=tiny", "data.block_size=64", "train.max_steps=2", "train.batch_size=2", "tracking=none")
     start = ("-m", "ssd_train", "+recipe=small_logits", *small, "eval.enabled=false", "train.logging_steps=1")

@@ -20,7 +20,7 @@ from ssd_infer.errors import CheckpointError, ConfigError, OutputError
 from ssd_infer.offload.files import DENSE, EXPERTS, INDEX
 from ssd_infer.offload.layout import moe_layers
 from ssd_infer.offload.offload import evaluation_model, load_offloaded, make_store, offload_to_memory
-from ssd_infer.offload.policies import POLICIES, belady_loads, replay
+from ssd_infer.offload.policies import POLICIES, Policy, belady_loads
 from ssd_infer.offload.resident import ResidentSet
 from ssd_infer.offload.store import DiskStore, reserve
 from ssd_infer.strategies.skip_layers.saved_search import search_environment
@@ -150,6 +150,22 @@ def test_a_generation_leaves_the_bound_to_those_who_ask(
     out = run(loaded, rows=ROWS[:1])
     assert resident.counters.visits
     assert "visits" not in out.stats.report["experts"]
+
+
+def replay(visits: list[tuple[int, list[int]]], capacity: int, policy: Policy) -> int:
+    """Return the loads `policy` needs for `visits` with one pool of `capacity` experts and no look ahead."""
+    held: set[tuple[int, int]] = set()
+    loads = 0
+    for layer, experts in visits:
+        needed = [(layer, expert) for expert in experts]
+        for key in sorted(needed, key=lambda key: key not in held):
+            if key not in held:
+                loads += 1
+                if len(held) >= capacity:
+                    held.remove(min(held, key=lambda key: (policy.worth(key), key)))
+                held.add(key)
+            policy.touch(key, 1)
+    return loads
 
 
 def test_lru_never_beats_belady() -> None:

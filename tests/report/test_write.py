@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ssd_infer.report import write as writing
 from ssd_infer.report.schema import ReportError
-from ssd_infer.report.write import dump_json, read_report, write_report, write_text
+from ssd_infer.report.write import dump_json, read_report, write_report
 from tests.report.sample import sample_report
 
 
@@ -37,22 +36,6 @@ def test_invalid_report_leaves_the_old_one(tmp_path: Path) -> None:
     with pytest.raises(ReportError, match="verdict"):
         write_report(broken, tmp_path, [])
     assert (tmp_path / "report.json").read_bytes() == before
-
-
-def test_interrupted_write_leaves_the_old_file_and_no_litter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = tmp_path / "file.txt"
-    write_text(target, "old")
-
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(writing.os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
-        write_text(target, "new")
-    assert target.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [target]
 
 
 def test_not_a_number_is_null_with_a_reason_or_refused_by_name(tmp_path: Path) -> None:

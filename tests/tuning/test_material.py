@@ -14,7 +14,7 @@ from ssd_infer.engine.sublayers import SkipSet, skip_view
 from ssd_infer.engine.target import Target
 from ssd_infer.tuning.calibration_text import CalibrationSet, Scores, gather, write_calibration_set
 from ssd_infer.tuning.costs import Costs
-from ssd_infer.tuning.prediction import geometric_speedup, predict
+from ssd_infer.tuning.prediction import predict
 from ssd_infer.tuning.sublayer_costs import SublayerCosts
 from tests.conftest import FAMILIES, ModelFactory
 from tests.engine.test_exactness import prompts
@@ -121,13 +121,8 @@ def test_costs_add_up() -> None:
     costs = flat_costs(4, attention=2.0, mlp=3.0, step=4.0)
     assert costs.whole.plain == 24.0
     assert costs.draft(SkipSet.of([0, 1], [1, 2, 3])) == 4.0 + 3.0 + 0.0 + 2.0 + 2.0
-    assert costs.ratio(SkipSet()) == 1.0
-    assert costs.verify_ratio(5, SkipSet()) == 1.0
+    assert costs.skipping(SkipSet()).c == 1.0
+    assert costs.skipping(SkipSet()).v(5) == 1.0
     wide = SublayerCosts(Costs((1, 17), (1.0, 2.0), (0.0, 0.0), 4), 0.5, 0.5)
-    assert wide.verify_ratio(16, SkipSet.of([0], [])) == 2.0
-    assert wide.verify_ratio(16, SkipSet.of([3], [2])) == (2 * 1.0 + 2 * 2.0) / 4
-
-
-def test_geometric_speedup_matches_the_closed_form() -> None:
-    assert geometric_speedup(0.8, 4, 0.3, 1.2) == pytest.approx((1 - 0.8**5) / 0.2 / (4 * 0.3 + 1.2))
-    assert geometric_speedup(1.0, 4, 0.3, 1.2) == pytest.approx(5 / 2.4)
+    assert wide.skipping(SkipSet.of([0], [])).v(16) == 2.0
+    assert wide.skipping(SkipSet.of([3], [2])).v(16) == (2 * 1.0 + 2 * 2.0) / 4

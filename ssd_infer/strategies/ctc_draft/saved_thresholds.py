@@ -7,9 +7,10 @@ from typing import Any
 
 from torch import nn
 
+from ssd_infer.atomic import write_text
 from ssd_infer.checkpoint.content import weights_digest
 from ssd_infer.jsonio import from_json
-from ssd_infer.report.write import dump_json, write_text
+from ssd_infer.report.write import dump_json
 
 FILE = "ssd_ctc_draft.json"
 VERSION = 2

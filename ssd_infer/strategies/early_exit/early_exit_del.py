@@ -100,9 +100,10 @@ class EarlyExitDel(Stepwise):
         costs = cached_sublayer_costs(
             session.target, context, not session.sampler.greedy, len(session.rows)
         ).whole
-        self._cost = [costs.draft(exit_layer) / costs.plain for exit_layer in exits]
+        of_exits = [costs.exit(exit_layer) for exit_layer in exits]
+        self._cost = [one.c for one in of_exits]
         lengths = range(1, self.params.gamma + 1)
-        self._verify = [[costs.verify(e, gamma) / costs.plain for gamma in lengths] for e in exits]
+        self._verify = [[one.v(gamma) for gamma in lengths] for one in of_exits]
         self.choice = Choice(exits[0], 1, 0.0)
         self._drafted: dict[int, list[Tensor]] = {}
         self._least = 1.0 if isinstance(self.params.guard, str) else self.params.guard

@@ -7,7 +7,7 @@ tells, for every exit at once, which drafts would be accepted: simulated α is e
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,9 +20,9 @@ from ssd_infer.engine.stopping import StopRule
 from ssd_infer.engine.target import Target
 from ssd_infer.strategies.base import Resolved
 from ssd_infer.strategies.early_exit.exit_params import EarlyExitParams
-from ssd_infer.tuning.costs import Costs, measure_costs, predicted_speedup
+from ssd_infer.tuning.costs import Costs, measure_costs
 from ssd_infer.tuning.memo import Memo
-from ssd_infer.tuning.rounds import draft_limits, expected_rounds, greedy_rounds
+from ssd_infer.tuning.rounds import Prediction, draft_limits, predict_rounds
 
 MAX_GAMMA = 12
 THRESHOLDS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
@@ -30,17 +30,10 @@ _CALIBRATION_PROMPTS, _PROMPT_TOKENS, _NEW_TOKENS = 8, 96, 64
 
 
 @dataclass(frozen=True, slots=True)
-class ExitPrediction:
+class ExitPrediction(Prediction):
     """What one (E, γ, θ) should give: simulated acceptance, measured costs, and the speedup they imply."""
 
     exit_layer: int
-    gamma: int
-    confidence: float
-    alpha: float
-    tau: float
-    c: float
-    verify_ratio: float
-    speedup: float
 
 
 @dataclass(slots=True)
@@ -66,13 +59,9 @@ class ExitProfile:
     def predict(self, exit_layer: int, gamma: int, confidence: float = 0.0) -> ExitPrediction:
         """Return the prediction for `exit_layer`, at most `gamma` drafts, and stopping below `confidence`."""
         limits = draft_limits(self.confidence[exit_layer - 1], confidence)
-        rounds = expected_rounds if self.do_sample else greedy_rounds
-        accepted, drafted = rounds(self.acceptance[exit_layer - 1], limits, gamma)
-        alpha = accepted / drafted
-        c = self.costs.draft(exit_layer) / self.costs.plain
-        verify_ratio = self.costs.verify(exit_layer, drafted) / self.costs.plain
-        speedup = predicted_speedup(alpha, drafted, c, verify_ratio)
-        return ExitPrediction(exit_layer, gamma, confidence, alpha, 1 + accepted, c, verify_ratio, speedup)
+        costs, acceptance = self.costs.exit(exit_layer), self.acceptance[exit_layer - 1]
+        found = predict_rounds(acceptance, limits, costs, gamma, confidence, greedy=not self.do_sample)
+        return ExitPrediction(**asdict(found), exit_layer=exit_layer)
 
     def best(
         self,

@@ -24,7 +24,7 @@ from ssd_infer.strategies.early_exit import EARLY_EXIT
 from ssd_infer.strategies.early_exit.exit_calibration import overlap
 from ssd_infer.strategies.study import Sampling, StudyContext
 from ssd_infer.tuning.budget import Deadline, OutOfTime, stopping
-from ssd_infer.tuning.costs import Costs, measure_costs, predicted_speedup
+from ssd_infer.tuning.costs import Costs, RoundCosts, measure_costs
 from ssd_infer.tuning.rounds import draft_limits, expected_rounds, greedy_rounds
 
 BATCH, MOST_PROMPTS, RESAMPLES = 16, 256, 2000
@@ -66,7 +66,8 @@ class Forced:
         generator = torch.Generator().manual_seed(seed)
         picks = torch.randint(len(table), (RESAMPLES, len(table)), generator=generator)
         drawn = table[picks].sum(dim=1)
-        speeds = [self._speedup(row, costs) for row in drawn.tolist()]
+        exit_costs = costs.exit(self.shape.exit_layer)
+        speeds = [_speedup(row, exit_costs) for row in drawn.tolist()]
         total = table.sum(dim=0).tolist()
         return {
             "prompts": len(table),
@@ -74,18 +75,16 @@ class Forced:
             "alpha": total[1] / total[2] if total[2] else None,
             "tau": 1 + total[1] / total[0],
             "tau_ci95": _bounds(1 + drawn[:, 1] / drawn[:, 0]),
-            "draft_ratio_c": costs.draft(self.shape.exit_layer) / costs.plain,
-            "verify_ratio": costs.verify(self.shape.exit_layer, total[2] / total[0]) / costs.plain,
-            "predicted_speedup": self._speedup(total, costs),
+            "draft_ratio_c": exit_costs.c,
+            "verify_ratio": exit_costs.v(total[2] / total[0]),
+            "predicted_speedup": _speedup(total, exit_costs),
             "predicted_ci95": _bounds(torch.tensor(speeds, dtype=torch.float64)),
         }
 
-    def _speedup(self, sums: Sequence[float], costs: Costs) -> float:
-        rounds, accepted, drafted = sums
-        length = drafted / rounds
-        c = costs.draft(self.shape.exit_layer) / costs.plain
-        v = costs.verify(self.shape.exit_layer, length) / costs.plain
-        return predicted_speedup(accepted / drafted, length, c, v)
+
+def _speedup(sums: Sequence[float], costs: RoundCosts) -> float:
+    rounds, accepted, drafted = sums
+    return costs.speedup(1 + accepted / rounds, drafted / rounds)
 
 
 def _bounds(values: Tensor) -> list[float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ssd_infer.engine.loop import Decoding
@@ -15,10 +15,11 @@ from ssd_infer.engine.target import Target
 from ssd_infer.offload.layout import moe_layers
 from ssd_infer.offload.offload import resident_of
 from ssd_infer.strategies.base import Resolved
-from ssd_infer.strategies.reduced_experts.expert_costs import CostMeter, MoeCosts
+from ssd_infer.strategies.reduced_experts.expert_costs import CostMeter
 from ssd_infer.strategies.reduced_experts.expert_draft import ExpertDraft
 from ssd_infer.strategies.reduced_experts.expert_params import ReducedExpertsParams
 from ssd_infer.strategies.reduced_experts.record import NOTHING, Rounds, Rule, Trust, calibrate_trust, play
+from ssd_infer.tuning.costs import RoundCosts
 from ssd_infer.tuning.memo import Memo
 from ssd_infer.tuning.race import raced_speedups
 
@@ -40,13 +41,27 @@ class Profile:
     """What one k_draft did on the calibration prompts, and what it costs."""
 
     rounds: Rounds
-    costs: MoeCosts
+    costs: RoundCosts
+    """Of real rounds, which take longer than the passes they are made of."""
+    unions: dict[int, float]
+    """U(T) by T, experts a layer."""
+    top_k: int
 
     def best(self, rules: Iterable[Rule]) -> tuple[float, Rule]:
         """Return the rule with the highest predicted speedup, the first of equals, and that speedup."""
         text = self.rounds.text()
-        found = [(self.costs.speedup(play(text, rule)), rule) for rule in rules]
+        found = [(self.speedup(play(text, rule)), rule) for rule in rules]
         return max(found, key=lambda option: option[0])
+
+    def speedup(self, rounds: Sequence[tuple[int, int]]) -> float:
+        """Return the predicted speedup of `rounds` of (emitted, drafted) tokens."""
+        spent = sum(self.costs.seconds(drafted) for _, drafted in rounds)
+        return sum(emitted for emitted, _ in rounds) * self.costs.plain / spent if rounds else 0.0
+
+    def describe(self) -> str:
+        """Say how many experts T tokens need together, as multiples of what one needs."""
+        at = [f"U({width}) {size / self.top_k:.1f}k" for width, size in self.unions.items()]
+        return ", ".join(at[1:4:2]) or at[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +101,7 @@ def _lossless(
     for entrant in _entrants(target, params):
         profile = cached_profile(target, entrant, prompts, do_sample)
         speedup, rule = profile.best(_rules(params, STOPS, math.inf))
-        details = f"{_named(entrant)}, {_ruled(rule)}, {_unions(profile.costs)}"
+        details = f"{_named(entrant)}, {_ruled(rule)}, {profile.describe()}"
         found.append(Candidate(speedup, _following(entrant, rule), details))
     return found
 
@@ -103,7 +118,7 @@ def _adaptive(
         bound = "none trusted" if trust.bound is None else f"≤ {trust.bound:.1%} of {trust.count} wrong"
         details = (
             f"{_named(entrant)}, {_ruled(rule)}, window {rule.window}, τ {trust.threshold:.3f} "
-            f"({bound}, {trust.coverage:.0%} of drafts), {_unions(profile.costs)}"
+            f"({bound}, {trust.coverage:.0%} of drafts), {profile.describe()}"
         )
         resolved = replace(_following(entrant, rule), tau_accept=trust.threshold, max_window=rule.window)
         found.append(Candidate(speedup, resolved, details))
@@ -214,8 +229,9 @@ def make_profile(
         spent += stats.total.seconds["draft"] + stats.total.seconds["verify"]
         meter.read(session, start + output, len(start), drafter.view)
     costs = meter.costs(_plain_step(target, prompts, do_sample))
-    drafted = [len(round_.confidence) for round_ in rounds.rounds]
-    return Profile(rounds, replace(costs, excess=spent / costs.passes(drafted)))
+    passes = sum(costs.seconds(len(round_.confidence)) for round_ in rounds.rounds)
+    top_k = min(layer.top_k for layer in moe_layers(target.layers))
+    return Profile(rounds, costs.scaled(spent / passes), meter.unions(), top_k)
 
 
 def _plain_step(target: Target, prompts: list[list[int]], do_sample: bool) -> float:
@@ -233,10 +249,3 @@ def _plain_step(target: Target, prompts: list[list[int]], do_sample: bool) -> fl
 
     key = (do_sample, len(prompts) > 1, id(resident_of(target.layers)))
     return _plain.cached(target.model, key, measured)
-
-
-def _unions(costs: MoeCosts) -> str:
-    at = [
-        f"U({width}) {size / costs.top_k:.1f}k" for width, size in zip(costs.widths, costs.union, strict=True)
-    ]
-    return ", ".join(at[1:4:2]) or at[0]

@@ -7,8 +7,7 @@ choosing tokens add is not in such passes; it is the factor by which real rounds
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -18,45 +17,12 @@ from torch import Tensor, nn
 from ssd_infer.engine.session import Session
 from ssd_infer.engine.target import Target
 from ssd_infer.engine.window import Window
-from ssd_infer.offload.layout import MoeLayer, moe_layers
+from ssd_infer.offload.layout import MoeLayer
 from ssd_infer.strategies.reduced_experts.expert_views import reduced_view
 from ssd_infer.strategies.reduced_experts.union import membership, union_size
-from ssd_infer.tuning.costs import non_decreasing, timed
+from ssd_infer.tuning.costs import Curve, RoundCosts, non_decreasing, timed
 
 WIDTHS = (2, 3, 5, 9, 17)
-
-
-@dataclass(frozen=True, slots=True)
-class MoeCosts:
-    """Seconds of whole-model passes, and the mean union of experts a layer."""
-
-    plain: float
-    draft: float
-    """One drafted token, while experts are read ahead where they are."""
-    widths: tuple[int, ...]
-    verify: tuple[float, ...]
-    union: tuple[float, ...]
-    """U(T) for each of `widths`."""
-    top_k: int
-    excess: float = 1.0
-    """Seconds of real rounds over what the figures above say of them."""
-
-    def verify_at(self, width: float) -> float:
-        """Return seconds of a verify pass over `width` tokens, interpolated; as steep as at the end beyond."""
-        last = self.widths[-1]
-        if width <= last:
-            return float(np.interp(width, (1, *self.widths), (self.plain, *self.verify)))
-        slope = (self.verify[-1] - self.verify[-2]) / (last - self.widths[-2])
-        return self.verify[-1] + max(0.0, slope) * (width - last)
-
-    def speedup(self, rounds: Sequence[tuple[int, int]]) -> float:
-        """Return the predicted speedup of `rounds` of (emitted, drafted) tokens."""
-        spent = self.excess * self.passes(drafted for _, drafted in rounds)
-        return sum(emitted for emitted, _ in rounds) * self.plain / spent if rounds else 0.0
-
-    def passes(self, drafted: Iterable[int]) -> float:
-        """Return the seconds of the passes of rounds that draft so many tokens each."""
-        return sum(count * self.draft + self.verify_at(count + 1) for count in drafted)
 
 
 class CostMeter:
@@ -86,13 +52,20 @@ class CostMeter:
         self._texts += 1
         self._read_unions(session, ids, first)
 
-    def costs(self, plain: float) -> MoeCosts:
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The widths of which both times and unions are known."""
+        return tuple(width for width in WIDTHS if self._verify[width] and self._unions[width])
+
+    def costs(self, plain: float) -> RoundCosts:
         """Return the means, with seconds of a plain step; wider passes never cost less."""
-        widths = tuple(width for width in WIDTHS if self._verify[width] and self._unions[width])
-        verify = non_decreasing([float(np.mean(self._verify[width])) for width in widths])
-        unions = tuple(float(np.mean(self._unions[width])) for width in widths)
-        top_k = min(layer.top_k for layer in moe_layers(self.target.layers))
-        return MoeCosts(plain, float(np.mean(self._drafts)), widths, tuple(verify), unions, top_k)
+        verify = non_decreasing([float(np.mean(self._verify[width])) for width in self.widths])
+        curve = Curve((1, *self.widths), (plain, *verify), steep=True)
+        return RoundCosts(plain, float(np.mean(self._drafts)), curve)
+
+    def unions(self) -> dict[int, float]:
+        """Return U(T) by T, the mean over layers, texts and places."""
+        return {width: float(np.mean(self._unions[width])) for width in self.widths}
 
     def _timed(
         self, session: Session, ids: Tensor, at: int, width: int, layers: Sequence[nn.Module] | None

@@ -18,11 +18,6 @@ def union_size(used: Tensor, window: int) -> Tensor:
     return together.sum(-1).float().mean()
 
 
-def iid_union(num_experts: int, top_k: int, window: int) -> float:
-    """Return U(T) = E·(1 - (1 - k/E)^T), which independent uniform routing needs."""
-    return num_experts * (1 - (1 - top_k / num_experts) ** window)
-
-
 def overlap(used: Tensor) -> float:
     """Return ρ, the mean share of a token's experts that the token before it used too; `used` `(…, T, E)`."""
     both = (used[..., 1:, :] & used[..., :-1, :]).sum(-1).float()

@@ -18,7 +18,7 @@ from ssd_infer.engine.sublayers import SkipSet
 from ssd_infer.errors import ConfigError, Problem
 from ssd_infer.strategies.skip_layers.search_result import Judge, SearchResult
 from ssd_infer.tuning.calibration_text import CalibrationSet
-from ssd_infer.tuning.prediction import Prediction
+from ssd_infer.tuning.rounds import Prediction
 from ssd_infer.tuning.sublayer_costs import SublayerCosts
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from ssd_infer.engine.sublayers import SkipSet, skip_view
 from ssd_infer.strategies.skip_layers.online import Proposer
 from ssd_infer.tuning.calibration_text import CalibrationSet
-from ssd_infer.tuning.prediction import Prediction, predict
+from ssd_infer.tuning.prediction import predict
+from ssd_infer.tuning.rounds import Prediction
 from ssd_infer.tuning.sublayer_costs import SublayerCosts
 
 

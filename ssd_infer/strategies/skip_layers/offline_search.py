@@ -19,7 +19,7 @@ from ssd_infer.strategies.skip_layers.skip_calibration import remember
 from ssd_infer.strategies.skip_layers.skip_params import SkipSetParams
 from ssd_infer.strategies.skip_layers.skip_set import SkipSetDrafter
 from ssd_infer.tuning.calibration_text import PROMPTS, CalibrationSet, write_calibration_set
-from ssd_infer.tuning.prediction import Prediction
+from ssd_infer.tuning.rounds import Prediction
 from ssd_infer.tuning.sublayer_costs import SublayerCosts, measure_sublayers
 
 MEASURED_TOKENS = 32

@@ -143,7 +143,7 @@ class RunningGain:
     def speedup(self, costs: SublayerCosts, skips: SkipSet, more: float = 0.0) -> float:
         """Return (1 + accepted + `more`) / (drafted · c + v) of such rounds with `skips`."""
         accepted, drafted = self.per_round
-        return (1 + accepted + more) / (drafted * costs.ratio(skips) + costs.verify_ratio(drafted, skips))
+        return costs.skipping(skips).speedup(1 + accepted + more, drafted)
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 import transformers
 
+from ssd_infer.atomic import write_text
 from ssd_infer.checkpoint.content import weights_digest
 from ssd_infer.engine.sublayers import SkipSet
 from ssd_infer.engine.target import Target
@@ -20,7 +21,7 @@ from ssd_infer.jsonio import from_json, to_json
 from ssd_infer.offload.offload import resident_of
 from ssd_infer.strategies.skip_layers.search_result import SearchResult
 from ssd_infer.tuning.memo import environment
-from ssd_infer.tuning.prediction import Prediction
+from ssd_infer.tuning.rounds import Prediction
 
 FILE = "ssd_skip_set.json"
 VERSION = 1
@@ -63,9 +64,8 @@ def save(folder: Path, target: Target, do_sample: bool, found: SearchResult) -> 
     }
     path = folder / FILE
     text = to_json({"version": VERSION, "results": [*others, entry]}, indent=1, sort_keys=True)
-    partial = path.with_suffix(".partial")
-    partial.write_text(text + "\n", "utf-8")
-    return partial.replace(path)
+    write_text(path, text + "\n")
+    return path
 
 
 def load(

@@ -19,8 +19,9 @@ from ssd_infer.strategies.skip_layers.skip_params import SkipSetParams
 from ssd_infer.tuning import scratch
 from ssd_infer.tuning.calibration_text import CalibrationSet, write_calibration_set
 from ssd_infer.tuning.memo import Memo
-from ssd_infer.tuning.prediction import GAMMAS, THRESHOLDS, Prediction, predict
+from ssd_infer.tuning.prediction import GAMMAS, THRESHOLDS, predict
 from ssd_infer.tuning.race import SURE, least_running, measured_speedup
+from ssd_infer.tuning.rounds import Prediction
 from ssd_infer.tuning.sublayer_costs import cached_sublayer_costs
 
 SEARCH_SECONDS = 60.0

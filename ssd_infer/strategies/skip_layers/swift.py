@@ -190,7 +190,7 @@ class Swift(ViewDraft):
         if episode is None:
             return False
         skips = episode.next()
-        if not self._affords(self._pass_seconds(episode.material.width) * self.costs.ratio(skips)):
+        if not self._affords(self._pass_seconds(episode.material.width) * self.costs.skipping(skips).c):
             episode.put_back(skips)
             return False
         with self._budget.spend():

@@ -10,10 +10,11 @@ from ssd_infer.engine.target import Target
 from ssd_infer.strategies.base import Resolved
 from ssd_infer.strategies.sparse_attention.draft_length import DraftLengthController
 from ssd_infer.strategies.sparse_attention.slot_budget import budget
-from ssd_infer.strategies.sparse_attention.sparse_costs import SparseCosts, cached_costs, expected_tokens
+from ssd_infer.strategies.sparse_attention.sparse_costs import SparseCosts, cached_costs
 from ssd_infer.strategies.sparse_attention.sparse_memory import fits
 from ssd_infer.strategies.sparse_attention.sparse_params import SparseAttentionParams
 from ssd_infer.tuning.memo import Memo
+from ssd_infer.tuning.rounds import expected_tokens
 
 MAX_GAMMA = 12
 RATIOS, MIN_BUDGET = (0.05, 0.1, 0.2), 192

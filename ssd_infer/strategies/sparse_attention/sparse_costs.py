@@ -18,8 +18,9 @@ from ssd_infer.engine.target import SelfMasking, Target
 from ssd_infer.strategies.sparse_attention.selectors import Budget, Pillar, Shape
 from ssd_infer.strategies.sparse_attention.slot_budget import budget
 from ssd_infer.strategies.sparse_attention.working_set import WorkingSet
-from ssd_infer.tuning.costs import timed
+from ssd_infer.tuning.costs import Curve, RoundCosts, timed
 from ssd_infer.tuning.memo import Memo
+from ssd_infer.tuning.rounds import expected_tokens
 
 WIDTHS = (2, 5, 8, 9, 13)
 _TOUCHED = 96 << 20
@@ -40,29 +41,19 @@ class SparseCosts:
     """Tokens of the windows that `verify` belongs to."""
     verify: tuple[float, ...]
 
-    def round(self, gamma: int, slots: int) -> float:
-        """Return the seconds of one round of γ drafts that read `slots` a row."""
-        verify = float(np.interp(gamma + 1, self.widths, self.verify))
-        draft = float(np.interp(slots, self.budgets, self.draft))
-        return float(np.interp(slots, self.budgets, self.select)) + gamma * draft + verify
-
-    def speedup(self, gamma: int, slots: int, shares: Sequence[float]) -> float:
-        """Return the predicted speedup of γ drafts that are right with probabilities `shares`."""
-        return expected_tokens(shares[:gamma]) * self.plain / self.round(gamma, slots)
+    def reading(self, slots: int) -> RoundCosts:
+        """Return the costs of drafts that read `slots` a row."""
+        draft, select = (Curve(self.budgets, seconds)(slots) for seconds in (self.draft, self.select))
+        return RoundCosts(self.plain, draft, Curve(self.widths, self.verify), select)
 
     def best_gamma(self, slots: int, shares: Sequence[float]) -> tuple[int, float]:
-        """Return the γ of 1…len(shares) with the highest predicted speedup, and that speedup."""
-        options = range(1, len(shares) + 1)
-        return max(((gamma, self.speedup(gamma, slots, shares)) for gamma in options), key=lambda o: o[1])
+        """Return the γ of 1…len(shares) with the highest predicted speedup, and that speedup.
 
-
-def expected_tokens(shares: Sequence[float]) -> float:
-    """Return τ = 1 + Σ_k Π_{i≤k} α_i, tokens a verify when draft k is right with probability α_k."""
-    total = survive = 1.0
-    for share in shares:
-        survive *= share
-        total += survive
-    return total
+        `shares` are the probabilities that the k-th draft is right where those before it were.
+        """
+        costs, lengths = self.reading(slots), range(1, len(shares) + 1)
+        options = [(gamma, costs.speedup(expected_tokens(shares[:gamma]), gamma)) for gamma in lengths]
+        return max(options, key=lambda option: option[1])
 
 
 _known: Memo[SparseCosts] = Memo()

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
+from ssd_infer.atomic import write_text
 from ssd_infer.checkpoint.content import text_digest
 from ssd_infer.errors import DataError
 from ssd_infer.families.speech.utterances import (
@@ -22,11 +23,11 @@ from ssd_infer.families.speech.utterances import (
     read_utterances,
     save_utterances,
 )
+from ssd_infer.jsonio import to_json
 from ssd_infer.models.asr_processor import CTCASRProcessor
 from ssd_train.config.schema import Root
 from ssd_train.config.schema_speech import SpeechDataConfig
 from ssd_train.data.hub import COMMIT
-from ssd_train.data.packing import write_json
 from ssd_train.data.speech.batches import BatchedSamples, Samples, collate
 from ssd_train.data.speech.open_speech import open_speech
 from ssd_train.data.speech.screening import Screen, Tally
@@ -162,7 +163,7 @@ def _clear_other(run_dir: Path, identity: str) -> None:
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
-    write_json(mark, identity)
+    write_text(mark, to_json(identity, indent=2))
 
 
 class _ListedSpeech:

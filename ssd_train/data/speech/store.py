@@ -12,8 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ssd_infer.atomic import write_text
 from ssd_infer.families.speech.utterances import Utterance
-from ssd_train.data.packing import write_json
+from ssd_infer.jsonio import to_json
 
 _FEATURES, _INDEX = "features.f16", "index.json"
 
@@ -74,6 +75,5 @@ def write_speech(
             frames.append(len(features))
             labels.append(encode(item.text))
             samples += len(item.samples)
-    write_json(
-        folder / _INDEX, {"frames": frames, "labels": labels, "mel": mel, "seconds": round(samples / rate, 3)}
-    )
+    about = {"frames": frames, "labels": labels, "mel": mel, "seconds": round(samples / rate, 3)}
+    write_text(folder / _INDEX, to_json(about, indent=2))

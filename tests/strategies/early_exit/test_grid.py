@@ -27,7 +27,7 @@ class Profile:
         from ssd_infer.strategies.early_exit.exit_calibration import ExitPrediction
 
         speedup = 2.0 - 0.1 * abs(exit_layer - 13) - 0.1 * abs(gamma - 7)
-        return ExitPrediction(exit_layer, gamma, 0.0, 0.5, 2.0, 0.1, 1.1, speedup)
+        return ExitPrediction(gamma, 0.0, 0.5, 2.0, 2.0, 0.1, 1.1, speedup, exit_layer)
 
     def best(self) -> Any:
         return self.predict(13, 7)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy.stats import beta
 
-from ssd_infer.strategies.reduced_experts.expert_costs import MoeCosts
+from ssd_infer.strategies.reduced_experts.expert_calibration import Profile
 from ssd_infer.strategies.reduced_experts.record import (
     NOTHING,
     Pace,
@@ -21,12 +21,12 @@ from ssd_infer.strategies.reduced_experts.record import (
 )
 from ssd_infer.strategies.reduced_experts.routing import choose
 from ssd_infer.strategies.reduced_experts.union import (
-    iid_union,
     membership,
     overlap,
     recent_experts,
     union_size,
 )
+from ssd_infer.tuning.costs import Curve, RoundCosts
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,8 @@ def test_union_of_independent_routing_is_the_table(
     scores = torch.rand(20000, experts, generator=generator)
     used = membership(scores.topk(top_k, dim=-1).indices, experts)
     for window, share in zip((2, 4, 5, 8), shares, strict=True):
-        assert iid_union(experts, top_k, window) / top_k == pytest.approx(share, abs=0.006)
+        independent = experts * (1 - (1 - top_k / experts) ** window)
+        assert independent / top_k == pytest.approx(share, abs=0.006)
         assert float(union_size(used, window)) / top_k == pytest.approx(share, rel=0.01)
 
 
@@ -131,9 +132,10 @@ def test_trusted_drafts_pass_and_do_not_end_a_round() -> None:
 
 
 def test_predicted_speedup_is_emitted_over_measured_seconds() -> None:
-    costs = MoeCosts(plain=10.0, draft=1.0, widths=(2, 3), verify=(14.0, 18.0), union=(1.0, 1.0), top_k=1)
-    assert costs.speedup([(2, 1)]) == pytest.approx(20 / 15)
-    assert costs.speedup([(2, 1), (1, 2)]) == pytest.approx(30 / (15 + 20))
-    assert costs.verify_at(1) == 10.0
-    assert costs.verify_at(5) == 26.0
-    assert replace(costs, excess=2.0).speedup([(2, 1)]) == pytest.approx(10 / 15)
+    costs = RoundCosts(10.0, 1.0, Curve((1, 2, 3), (10.0, 14.0, 18.0), steep=True))
+    profile = Profile(Rounds(), costs, {2: 1.0, 3: 1.0}, 1)
+    assert profile.speedup([(2, 1)]) == pytest.approx(20 / 15)
+    assert profile.speedup([(2, 1), (1, 2)]) == pytest.approx(30 / (15 + 20))
+    assert costs.verify(1) == 10.0
+    assert costs.verify(5) == 26.0
+    assert replace(profile, costs=costs.scaled(2.0)).speedup([(2, 1)]) == pytest.approx(10 / 15)

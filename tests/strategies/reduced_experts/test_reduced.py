@@ -211,7 +211,9 @@ def test_a_promise_is_raced_against_plain_decoding(
     monkeypatch: pytest.MonkeyPatch, measured: float, drafts: bool
 ) -> None:
     monkeypatch.setattr("ssd_infer.strategies.reduced_experts.expert_calibration._NEW_TOKENS", 24)
-    monkeypatch.setattr("ssd_infer.strategies.reduced_experts.expert_costs.MoeCosts.speedup", lambda *_: 3.0)
+    monkeypatch.setattr(
+        "ssd_infer.strategies.reduced_experts.expert_calibration.Profile.speedup", lambda *_: 3.0
+    )
     monkeypatch.setattr(
         "ssd_infer.strategies.reduced_experts.expert_calibration.raced_speedups",
         lambda _t, _s, entrants, *_: [measured] * len(entrants),
@@ -285,13 +287,14 @@ def test_costs_come_from_all_texts_and_real_rounds() -> None:
     model = build_moe(dtype=torch.float32)
     params = ReducedExpertsParams(k_draft=1, gamma=4, at_hand=False)
     profile = calibration.make_profile(Target.of(model), params, ROWS, False)
-    costs = profile.costs
-    assert costs.widths == WIDTHS
-    assert list(costs.verify) == sorted(costs.verify)
-    assert TOP_K <= costs.union[0] <= costs.union[-1] <= EXPERTS
-    assert costs.excess > 0.5
-    one = costs.speedup([(1, 0)])
-    assert one == pytest.approx(1 / costs.excess)
+    verify = profile.costs.verify
+    assert (*verify.at, *profile.unions) == (1, *WIDTHS, *WIDTHS)
+    assert list(verify.seconds) == sorted(verify.seconds)
+    unions = list(profile.unions.values())
+    assert TOP_K <= unions[0] <= unions[-1] <= EXPERTS
+    excess = verify(1) / profile.costs.plain
+    assert excess > 0.5
+    assert profile.speedup([(1, 0)]) == pytest.approx(1 / excess)
 
 
 def test_a_draft_is_as_sure_as_its_lead() -> None:

@@ -17,7 +17,7 @@ from ssd_infer.strategies.skip_layers.dp import plan, search_dp
 from ssd_infer.strategies.skip_layers.polish import polish
 from ssd_infer.tuning.calibration_text import write_calibration_set
 from ssd_infer.tuning.costs import Costs
-from ssd_infer.tuning.prediction import Prediction
+from ssd_infer.tuning.rounds import Prediction
 from ssd_infer.tuning.sublayer_costs import SublayerCosts
 from tests.conftest import FAMILIES, ModelFactory
 from tests.engine.test_exactness import prompts

@@ -18,8 +18,8 @@ from ssd_infer.strategies.skip_layers.search_result import SearchResult
 from ssd_infer.strategies.skip_layers.skip_params import SkipSetParams
 from ssd_infer.strategies.skip_layers.skip_set import SkipSetDrafter
 from ssd_infer.tuning import race
-from ssd_infer.tuning.prediction import Prediction
 from ssd_infer.tuning.race import least_running, measured_speedup
+from ssd_infer.tuning.rounds import Prediction
 from ssd_infer.tuning.sublayer_costs import remember_costs
 from tests.conftest import ModelFactory
 from tests.engine.test_exactness import prompts, reference

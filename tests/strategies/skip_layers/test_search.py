@@ -24,7 +24,7 @@ from ssd_infer.strategies.skip_layers.bayes import Progress, probes, search_baye
 from ssd_infer.strategies.skip_layers.offline_search import prepare, search, tokens_per_second
 from ssd_infer.strategies.skip_layers.search_result import SearchResult
 from ssd_infer.tuning.calibration_text import CalibrationSet, write_calibration_set
-from ssd_infer.tuning.prediction import Prediction
+from ssd_infer.tuning.rounds import Prediction
 from ssd_infer.tuning.sublayer_costs import cached_sublayer_costs, remember_costs
 from tests.conftest import ModelFactory, build_model
 from tests.engine.test_exactness import prompts, reference

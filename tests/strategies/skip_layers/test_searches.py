@@ -23,7 +23,7 @@ from ssd_infer.strategies.skip_layers import skip_calibration as calibration
 from ssd_infer.strategies.skip_layers.search_report import TITLE
 from ssd_infer.strategies.skip_layers.search_result import SearchResult
 from ssd_infer.strategies.study import Sampling
-from ssd_infer.tuning.prediction import Prediction
+from ssd_infer.tuning.rounds import Prediction
 from tests.conftest import build_model
 from tests.registered import know_only
 

@@ -13,7 +13,7 @@ from ssd_infer.engine.target import Target
 from ssd_infer.strategies.skip_layers.episode import Episode
 from ssd_infer.strategies.skip_layers.online import AcceptanceDrop
 from ssd_infer.strategies.skip_layers.swift import EXPECTED_TOKENS, Swift, _Budget
-from ssd_infer.tuning.prediction import Prediction
+from ssd_infer.tuning.rounds import Prediction
 from ssd_infer.tuning.sublayer_costs import remember_costs
 from tests.conftest import FAMILIES, ModelFactory, build_model
 from tests.engine import test_sampling_law as sampling

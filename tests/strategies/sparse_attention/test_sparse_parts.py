@@ -26,8 +26,9 @@ from ssd_infer.strategies.sparse_attention.selectors import (
     highest,
 )
 from ssd_infer.strategies.sparse_attention.slot_budget import batch_width, budget
-from ssd_infer.strategies.sparse_attention.sparse_costs import SparseCosts, expected_tokens, measure
+from ssd_infer.strategies.sparse_attention.sparse_costs import SparseCosts, measure
 from ssd_infer.strategies.sparse_attention.working_set import WorkingSet
+from ssd_infer.tuning.rounds import expected_tokens
 from tests.conftest import FAMILIES, ModelFactory
 
 B, H, KV, T, D, CAP = 3, 6, 2, 4, 8, 40
@@ -385,10 +386,10 @@ def test_predicted_speedup_by_hand() -> None:
     costs = SparseCosts(10.0, (10, 20), (2.0, 3.0), (1.0, 2.0), (2, 5), (12.0, 15.0))
     assert expected_tokens([0.5, 0.5, 0.5]) == 1.875
     assert expected_tokens([1.0, 0.5]) == 2.5
-    assert costs.round(1, 10) == 1 + 2 + 12
-    assert costs.round(4, 10) == 1 + 8 + 15
-    assert costs.round(4, 15) == 1.5 + 10 + 15
-    assert costs.speedup(4, 10, [1.0] * 6) == pytest.approx(50 / 24)
+    assert costs.reading(10).seconds(1) == 1 + 2 + 12
+    assert costs.reading(10).seconds(4) == 1 + 8 + 15
+    assert costs.reading(15).seconds(4) == 1.5 + 10 + 15
+    assert costs.reading(10).speedup(expected_tokens([1.0] * 4), 4) == pytest.approx(50 / 24)
     assert costs.best_gamma(10, [1.0] * 4) == (4, pytest.approx(50 / 24))
     assert costs.best_gamma(10, [0.05] * 4)[0] == 1
 

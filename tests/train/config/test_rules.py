@@ -10,11 +10,12 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from ssd_infer.config.compose import config_directory, option_names
+from ssd_infer.config.compose import config_directory
 from ssd_infer.errors import ConfigError
 from ssd_train.__main__ import settings_of
 from ssd_train.config import schema
 from ssd_train.recipes.layerskip.settings import LayerSkipConfig
+from tests.commands import option_names
 
 RECIPE = "+recipe=layerskip"
 DEEP = "model=deep_narrow"

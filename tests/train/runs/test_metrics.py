@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ssd_train.runs.metrics import MetricsFile, RatioSums, replace_text
+from ssd_train.runs.metrics import MetricsFile, RatioSums
 
 
 def ratio(num: float, den: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -63,10 +63,3 @@ def test_resuming_drops_later_and_torn_lines_and_goes_on(tmp_path: Path, torn: s
     file.write(4, {"loss": 2.0})
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert lines == [{"step": 1}, {"step": 2}, {"step": 3, "eval_loss": 1.0}, {"step": 4, "loss": 2.0}]
-
-
-def test_replacing_a_text_leaves_nothing_aside(tmp_path: Path) -> None:
-    replace_text(tmp_path / "a.txt", "one")
-    replace_text(tmp_path / "a.txt", "two")
-    assert (tmp_path / "a.txt").read_text() == "two"
-    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]

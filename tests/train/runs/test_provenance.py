@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from ssd_infer.checkpoint.provenance import git_state
+from ssd_infer.version import __version__
 from ssd_train.config.schema import Root, ScratchModelConfig, StdlibTextConfig
 from ssd_train.recipes.plain.settings import PlainConfig
 from ssd_train.runs import provenance
@@ -44,11 +46,12 @@ def repository(tmp_path: Path) -> Path:
 
 def test_the_record_is_json_and_names_command_and_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/somewhere/ssd_train/__main__.py", "+recipe=plain", "seed=3"])
-    record = json.loads(json.dumps(provenance.collect(run(seed=3), tokenizer_hash="abc")))
+    record = json.loads(json.dumps(provenance.collect(run(seed=3), "abc")))
     assert record["command"] == "python -m ssd_train +recipe=plain seed=3"
     assert record["tokenizer_hash"] == "abc"
     assert record["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
     assert record["versions"]["torch"].startswith("2.")
+    assert record["versions"]["ssd"] == __version__
     assert record["machine"]["cores"] >= 1
 
 
@@ -62,25 +65,25 @@ def test_the_config_hash_follows_every_value() -> None:
 
 def test_a_clean_and_a_dirty_checkout(repository: Path) -> None:
     head = git(repository, "rev-parse", "HEAD")
-    assert provenance.git_state(repository / "package") == {"sha": head, "dirty": False}
+    assert git_state(repository / "package") == {"sha": head, "dirty": False}
     (repository / "package" / "untracked.py").write_text("")
-    assert provenance.git_state(repository / "package")["dirty"] is False
+    assert git_state(repository / "package")["dirty"] is False
     (repository / "package" / "a.py").write_text("x = 2\n")
-    assert provenance.git_state(repository / "package") == {"sha": head, "dirty": True}
+    assert git_state(repository / "package") == {"sha": head, "dirty": True}
 
 
 def test_outside_a_repository_there_is_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert provenance.git_state(tmp_path) == {"sha": None, "dirty": None}
+    assert git_state(tmp_path) is None
 
 
 def test_a_package_installed_inside_someone_elses_checkout_is_not_that_checkout(repository: Path) -> None:
     installed = repository / ".venv" / "ssd_train"
     installed.mkdir(parents=True)
-    assert provenance.git_state(installed) == {"sha": None, "dirty": None}
+    assert git_state(installed) is None
 
 
 def test_a_machine_without_git_is_no_problem(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert provenance.git_state(tmp_path) == {"sha": None, "dirty": None}
+    assert git_state(tmp_path) is None
     assert provenance.collect(run())["git"] == {"sha": None, "dirty": None}

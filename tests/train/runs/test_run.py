@@ -20,6 +20,7 @@ from ssd_infer.config.evaluation import EvalSettings
 from ssd_infer.errors import ConfigError, DataError, SSDError
 from ssd_train import run
 from ssd_train.config.schema import EvalConfig, HFModelConfig
+from ssd_train.data.tokenizer import vocabulary_hash
 from ssd_train.runs import arguments
 from ssd_train.runs.arguments import on_device, training_arguments
 from ssd_train.runs.reports import Reporter
@@ -55,6 +56,7 @@ def test_a_checkpoint_is_a_plain_directory_that_knows_where_it_comes_from(finish
     assert set(record["exit_agreement"]) == {"1", "2", "3"}
     assert record["validation_loss"] > 0
     assert {"config_hash", "versions", "machine"} <= set(record["provenance"])
+    assert record["provenance"]["tokenizer_hash"] == vocabulary_hash(tokenizer)
     assert yaml.safe_load((path / "config.yaml").read_text()) == yaml.safe_load(
         (finished / "config.yaml").read_text()
     )
