@@ -182,8 +182,10 @@ def _refuse(rules: Mapping[str, Any], problems: list[Problem]) -> None:
 
 def _refuse_given(given: Mapping[str, Any], problems: list[Problem]) -> None:
     """Add a problem for every name a call gives that is no rule followed here."""
-    known = {*_ALWAYS, *_DRAWN, *_GREEDY, *_MODES}
+    known = _ALWAYS | _DRAWN | _GREEDY | _MODES
     for name in sorted(given.keys() - FOLLOWED):
+        if name in known and not _is_on(name, given[name], known[name]):
+            continue
         if name in known:
             rule = "is a rule that decoding here cannot follow"
             remedy = "leave it out; transformers' generate follows it"

@@ -208,6 +208,17 @@ def test_values_that_are_none_are_refused(rules: dict[str, Any], key: str) -> No
     assert caught.value.problems[0].remedy
 
 
+def test_what_is_switched_off_in_a_call_is_no_rule() -> None:
+    off: dict[str, Any] = {
+        "num_beams": 1,
+        "guidance_scale": 1.0,
+        "penalty_alpha": None,
+        "repetition_penalty": 1.0,
+    }
+    found = ssd_infer.generate(build_model(), [PROMPT], max_new_tokens=4, **off)
+    assert found.sequences == ssd_infer.generate(build_model(), [PROMPT], max_new_tokens=4).sequences
+
+
 def test_a_misspelt_argument_is_told_its_name() -> None:
     with pytest.raises(ConfigError, match="did you mean 'repetition_penalty'"):
         ssd_infer.generate(build_model(), [PROMPT], max_new_tokens=4, repetition_penality=1.5)  # type: ignore[call-arg]
