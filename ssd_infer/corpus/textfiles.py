@@ -52,6 +52,17 @@ def read_objects(path: Path, key: str) -> Iterator[tuple[str, int, dict[str, Any
             yield where, number, _object(line, f"{key}: {where}")
 
 
+def check_text(text: str, where: str) -> None:
+    r"""Raise DataError, which begins with `where`, for half of a surrogate pair, which JSON can spell: `\ud800`."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{where} holds half of a surrogate pair ({error.object[error.start]!r}), which is not text; "
+            "write the file again with ensure_ascii=False"
+        ) from error
+
+
 def _object(line: str, where: str) -> dict[str, Any]:
     try:
         row = json.loads(line)

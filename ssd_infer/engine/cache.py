@@ -31,10 +31,40 @@ class RowCache:
         self._keys: list[Tensor | None] = [None] * num_layers
         self._values: list[Tensor | None] = [None] * num_layers
         self._window: Window | None = None
+        self._beside: dict[str, Tensor] = {}
+        self.passed: dict[str, tuple[Tensor, Tensor]] = {}
+        """Keys and values that layers of the current pass hand on to later ones."""
 
     def aim(self, window: Window) -> None:
         """Let the following `update` calls write the slots of `window`."""
+        if self.passed and window is not self._window:
+            self.passed = {}
         self._window = window
+
+    def commit(self, lengths: list[int]) -> None:
+        """Promise that no pass begins before slot `lengths[b]` of each row b any more; slots need no such promise."""
+
+    def pretend(self, lengths: list[int]) -> None:
+        """Let passes begin at slots whose keys nobody computed, zeros, for measurements."""
+
+    def keep(self, name: str, window: Window, values: Tensor) -> None:
+        """Store what a family keeps of each token beside keys and values, `(B, T, …)` at the slots of `window`."""
+        held = self._beside.get(name)
+        if held is None:
+            held = self._beside[name] = values.new_zeros((self.batch, self.capacity, *values.shape[2:]))
+        if window.start is not None:
+            held[:, window.start : window.end] = values
+        else:
+            rows, slots = window.scatter_index()
+            held[rows, slots] = values
+
+    def kept(self, name: str, window: Window) -> Tensor:
+        """Return what `keep` stored at the slots of `window`, `(B, T, …)`."""
+        held = self._beside[name]
+        if window.start is not None:
+            return held[:, window.start : window.end]
+        rows, slots = window.scatter_index()
+        return held[rows, slots]
 
     @property
     def window(self) -> Window:
@@ -89,15 +119,18 @@ class RowCache:
             for index, layer in enumerate(layers):
                 if layer is not None:
                     layers[index] = _moved_down(layer, order)
+        self._beside = {name: _moved_down(held, order) for name, held in self._beside.items()}
 
     def nbytes(self) -> int:
-        """Return the bytes held by all layers."""
+        """Return the bytes held by all layers, and beside them."""
         tensors = [layer for layer in (*self._keys, *self._values) if layer is not None]
+        tensors += self._beside.values()
         return sum(layer.numel() * layer.element_size() for layer in tensors)
 
     def share(self, other: RowCache) -> None:
         """Use the very slots of `other`, which has the same rows and capacity."""
         self._keys, self._values = list(other._keys), list(other._values)
+        self._beside = dict(other._beside)
 
     def allocate(self, layer_idx: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Reserve slots for one layer of keys and values like `keys` and `values` `(·, H, ·, D)`; return them.
@@ -111,7 +144,7 @@ class RowCache:
 
 
 def _moved_down(layer: Tensor, order: list[int]) -> Tensor:
-    """Return the rows `order` of `layer` `(B, H, S, D)`, which ascend, as a view of its first rows."""
+    """Return the rows `order` of `layer` `(B, …)`, which ascend, as a view of its first rows."""
     for place, row in enumerate(order):
         if place != row:
             layer[place] = layer[row]

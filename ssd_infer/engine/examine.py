@@ -13,17 +13,20 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from ssd_infer.engine.examine_states import states_apart
 from ssd_infer.engine.model_view import cache_keyword, evaluating
 from ssd_infer.engine.positions import edges, loose_copy, switches, table_shift
-from ssd_infer.engine.window import Window
+from ssd_infer.engine.window import Chunk, Reach, Rotary, Window
 from ssd_infer.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -38,6 +41,8 @@ _PAST, _NARROW = 8, 4
 _AHEAD = 3
 """Tokens before a switch that the far passes begin with."""
 _TABLE = 1e-5
+_STATES = 10
+"""How much further apart states may be than logits: scans over blocks sum otherwise than steps do."""
 _OUTSIDE = (
     "embedding_multiplier",
     "logits_scaling",
@@ -62,11 +67,12 @@ def examine(target: Target) -> None:
     """
     with evaluating(target.model), _own_precision(target.device.type):
         _check_tables(target)
+        _check_states(target)
         for where, trial in _trials(target):
-            error, what = trial(0)
+            error, what = _tried(target, trial, 0)
             if not error <= tolerance(target) and getattr(target.config, "num_experts_per_tok", None):
                 # A tie between experts may fall either way; what the view does wrong, it does wrong again.
-                error, what = trial(1)
+                error, what = _tried(target, trial, 1)
             if not error <= tolerance(target):
                 raise UnsupportedModelError(
                     f"{target.name} cannot be decoded layer by layer here: {what} by {error:.1e} of the largest "
@@ -83,6 +89,18 @@ def _omitted(config: Any) -> str:
     return f"this engine omits {' and '.join(found)} of its configuration"
 
 
+def _check_states(target: Target) -> None:
+    """Raise UnsupportedModelError where recurrent layers remember otherwise what they see in blocks."""
+    if not target.recurrent:
+        return
+    apart = states_apart(target)
+    if not apart <= _STATES * tolerance(target):
+        raise UnsupportedModelError(
+            f"{target.name} cannot be decoded layer by layer here: its recurrent layers remember several tokens at "
+            f"once otherwise than one after another (their states differ by {apart:.1e} of the largest entry)"
+        )
+
+
 def _own_precision(device_type: str) -> AbstractContextManager[Any]:
     """Return a context in which products are of the precision of the weights."""
     if not torch.amp.is_autocast_available(device_type):
@@ -95,20 +113,56 @@ def tolerance(target: Target) -> float:
     return max(1e-4, 8 * torch.finfo(target.dtype).eps)
 
 
+def _tried(target: Target, trial: Callable[[int], Outcome], seed: int) -> Outcome:
+    """Return what `trial` finds in a model whose rotary embeddings have seen no text yet."""
+    with _forgetful(target):
+        return trial(seed)
+
+
+@contextmanager
+def _forgetful(target: Target) -> Iterator[None]:
+    """Let rotary embeddings that remember the longest text forget it, and put them back as they were."""
+    rotary = target.rotary
+    if rotary is None or not target.varies:
+        yield
+        return
+    own = {name: value for name, value in vars(rotary).items() if not name.startswith("_")}
+    buffers = {name: (part, part.clone()) for name, part in rotary._buffers.items() if part is not None}
+    first = torch.zeros((1, 1), dtype=torch.long, device=target.device)
+    try:
+        for kind in dict.fromkeys(target.kinds):
+            target.rotary_at(first, kind)
+        yield
+    finally:
+        vars(rotary).update(own)
+        for name, (part, value) in buffers.items():
+            rotary._buffers[name] = part.copy_(value)
+
+
 def _check_tables(target: Target) -> None:
-    """Raise UnsupportedModelError where the rotary table of a position depends on the rest of the pass."""
-    rotary = loose_copy(target.rotary)
-    shift = table_shift(lambda at: target.rotary_at(at, rotary), switches(target.config), target.device)
-    if not shift <= max(_TABLE, torch.finfo(target.dtype).eps):
-        raise UnsupportedModelError(
-            f"{target.name} cannot be decoded layer by layer here: its rotary embeddings of a position depend on the "
-            f"other positions of a pass (they differ by {shift:.1e})"
-        )
+    """Raise UnsupportedModelError where the rotary table of a position depends on the rest of the pass.
+
+    Types that are known to are left to the passes across their switch.
+    """
+    if target.rotary is None or target.varies:
+        return
+    rotary, places = loose_copy(target.rotary), switches(target.config)
+    for kind in dict.fromkeys(target.kinds):
+        shift = table_shift(partial(_asked, target, rotary, kind), places, target.device)
+        if not shift <= max(_TABLE, torch.finfo(target.dtype).eps):
+            raise UnsupportedModelError(
+                f"{target.name} cannot be decoded layer by layer here: its rotary embeddings of a position depend on "
+                f"the other positions of a pass (they differ by {shift:.1e})"
+            )
+
+
+def _asked(target: Target, rotary: nn.Module, kind: str | None, at: Tensor) -> Rotary:
+    return target.ask(rotary, at, kind)
 
 
 def _trials(target: Target) -> list[tuple[str, Callable[[int], Outcome]]]:
     """Return what is compared, cheapest and most telling first, each with where it looks."""
-    widths = {width for width in target.sliding if width is not None}
+    widths = {_width(reach) for reach in target.reach if reach is not None}
     length, room = _length(target, widths)
     narrow = None if max(widths, default=0) < length else _narrowed(target)
     if narrow is None:
@@ -118,21 +172,47 @@ def _trials(target: Target) -> list[tuple[str, Callable[[int], Outcome]]]:
         first = (" past a narrowed window", lambda seed: _near(view, model, _NARROW + _PAST, seed))
     trials: list[tuple[str, Callable[[int], Outcome]]] = [
         first,
-        (" in rows of different lengths", lambda seed: _ragged(target, length, seed)),
+        (" in rows of different lengths", lambda seed: _ragged(target, _fitting(target, length), seed)),
     ]
-    far = [place for place in switches(target.config) if place > length + _AHEAD]
+    far = _far_places(target, length)
     if "position_ids" in inspect.signature(cast(Any, target.model).forward).parameters:
         reached = far if room > _USUAL else far[:1]
         trials += [(f" at position {place}", _far_trial(target, place)) for place in reached]
     return trials
 
 
+def _fitting(target: Target, length: int) -> int:
+    """Return a length at which rows of it and of half of it can be decoded together."""
+    while length > _AHEAD + 1 and target.unfit_reason([length, length // 2], 0) is not None:
+        length //= 2
+    return length
+
+
+def _far_places(target: Target, length: int) -> list[int]:
+    """Return the positions past a pass of `length` around which steps are compared.
+
+    Where tables follow the longest position it is their switch: a step past it, and a prompt past it.
+    """
+    if target.varies:
+        switch = switches(target.config)[0]
+        return [switch, switch + _AHEAD - 1]
+    last = math.inf if target.limit is None else target.limit - _AHEAD
+    return [place for place in switches(target.config) if length + _AHEAD < place <= last]
+
+
+def _width(reach: Reach) -> int:
+    """Return after how many tokens a layer of this reach hides some."""
+    return reach.size if isinstance(reach, Chunk) else int(reach or 0)
+
+
 def _length(target: Target, widths: set[int]) -> tuple[int, int]:
     """Return the tokens of a pass, past every edge that can be afforded, and how many can be."""
     size = sum(part.numel() for part in target.model.parameters())
     room = max(_FEWEST, min(_MOST, _EFFORT // max(1, size)))
+    room = room if target.limit is None else min(room, target.limit)
     reached = [edge + _PAST for edge in {*edges(target.config), *widths} if edge + _PAST <= room]
-    return max([min(room, _USUAL), *reached]), room
+    length = max([min(room, _USUAL), *reached])
+    return min(length, switches(target.config)[0]) if target.varies else length, room
 
 
 def _near(target: Target, model: nn.Module, length: int, seed: int) -> Outcome:
@@ -162,7 +242,8 @@ def _ragged(target: Target, length: int, seed: int) -> Outcome:
         ends = starts if first else [begin + width for begin in begins]
         for line, row, begin, end in zip(table, rows, begins, ends, strict=True):
             line[: end - begin] = row[0, begin:end]
-        logits = target.logits(target.run(target.embed(table), Window(geometry, begins, width), cache))
+        window = Window(geometry, begins, width)
+        logits = target.logits(target.run(target.embed_at(table, window, cache), window, cache))
         for pieces, line, begin, end in zip(found, logits, begins, ends, strict=True):
             pieces.append(line[None, : end - begin])
     errors = [
@@ -178,10 +259,11 @@ def _far_trial(target: Target, place: int) -> Callable[[int], Outcome]:
 
 def _far(target: Target, place: int, seed: int) -> Outcome:
     """Compare steps across position `place` with windows of ours; the cache holds nothing before them."""
-    length, origin = _AHEAD + 2, place - _AHEAD
+    length, origin = _AHEAD + 2, max(0, place - _AHEAD)
     ids = _random_ids(target, length, seed)
     steps = _own_steps(target.model, ids, [0, *range(_AHEAD, length + 1)], origin)
-    return _apart(target, steps, _ours(target, ids, [0, _AHEAD - 1, length], origin)), OURS
+    begin = _AHEAD if target.varies else _AHEAD - 1  # which is a prompt's end, by which such tables are made
+    return _apart(target, steps, _ours(target, ids, [0, begin, length], origin)), OURS
 
 
 def _random_ids(target: Target, length: int, seed: int) -> Tensor:
@@ -195,8 +277,13 @@ def _own(model: nn.Module, ids: Tensor) -> Tensor:
 
 
 def _own_steps(model: nn.Module, ids: Tensor, cuts: list[int], origin: int | None = None) -> Tensor:
-    """Return the logits `(1, T, V)` of the model's own forward with its own cache, cut into passes at `cuts`."""
+    """Return the logits `(1, T, V)` of the model's own forward with its own cache, cut into passes at `cuts`.
+
+    Positions are handed over as `generate` does, to models that take them: some count from 0 in every pass else.
+    """
     name = cache_keyword(cast(Any, model).forward)
+    if origin is None and "position_ids" in inspect.signature(cast(Any, model).forward).parameters:
+        origin = 0
     more: dict[str, Any] = {}
     found = []
     for first, last in pairwise(cuts):
@@ -211,11 +298,12 @@ def _own_steps(model: nn.Module, ids: Tensor, cuts: list[int], origin: int | Non
 def _ours(target: Target, ids: Tensor, cuts: list[int], origin: int = 0) -> Tensor:
     """Return the logits `(1, T, V)` of the view, cut into windows at `cuts`."""
     length = ids.shape[1]
-    cache, geometry = target.new_cache(1, length), target.geometry(length, origin)
+    cache, geometry = target.new_cache(1, length), target.geometry(length, origin, cuts[1:2])
     found = []
     for first, last in pairwise(cuts):
         window = Window(geometry, [first], last - first)
-        found.append(target.logits(target.run(target.embed(ids[:, first:last]), window, cache)))
+        hidden = target.embed_at(ids[:, first:last], window, cache)
+        found.append(target.logits(target.run(hidden, window, cache)))
     return torch.cat(found, dim=1)
 
 
@@ -239,21 +327,42 @@ def _worst(errors: list[float]) -> float:
 
 
 def _narrowed(target: Target) -> tuple[Target, nn.Module] | None:
-    """Return view and model with the sliding windows narrowed to `_NARROW`, sharing everything; None for wrapped ones.
+    """Return view and model with windows and chunks narrowed to `_NARROW`, sharing everything; None for wrapped ones.
 
     A wrapper's forward belongs to the original and would keep its width.
     """
-    model = target.model
-    name = str(getattr(model, "base_model_prefix", "model"))
-    base = cast(nn.Module, getattr(model, name))
-    if "forward" in vars(model) or "forward" in vars(base):
+    model: Any = target.model
+    path = target.family.parts.base or (str(getattr(model, "base_model_prefix", "model")),)
+    chain = [model]
+    for name in path:
+        chain.append(getattr(chain[-1], name))
+    if any("forward" in vars(module) for module in chain):
         return None
-    config = copy.copy(target.config)
-    config.sliding_window = _NARROW
-    inner = _shallow(base, config, base._modules)
+    narrow = copy.copy(target.config)
+    for name in ("sliding_window", "attention_chunk_size"):
+        if getattr(narrow, name, None) is not None:
+            setattr(narrow, name, _NARROW)
+    inner = _shallow(chain[-1], narrow, chain[-1]._modules)
+    for module, name in zip(reversed(chain[:-1]), reversed(path), strict=True):
+        inner = _shallow(
+            module, _with_text(module.config, target.config, narrow), module._modules | {name: inner}
+        )
     view = copy.copy(target)
-    view.sliding = [None if width is None else _NARROW for width in target.sliding]
-    return view, _shallow(model, config, {**model._modules, name: inner})
+    view.reach = [None if reach is None else _narrow(reach) for reach in target.reach]
+    return view, inner
+
+
+def _narrow(reach: Reach) -> Reach:
+    return Chunk(_NARROW) if isinstance(reach, Chunk) else _NARROW
+
+
+def _with_text(config: Any, text: Any, narrow: Any) -> Any:
+    """Return `config` with its text part, or itself where that is what it is, replaced by `narrow`."""
+    if config is text:
+        return narrow
+    changed = copy.copy(config)
+    changed.text_config = narrow
+    return changed
 
 
 def _shallow(module: nn.Module, config: Any, children: Any) -> nn.Module:

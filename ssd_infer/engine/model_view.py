@@ -12,14 +12,17 @@ from typing import Any, ClassVar, Self, TypeVar, cast
 import torch
 from torch import nn
 
+from ssd_infer.engine.devices import computing_device
 from ssd_infer.engine.kernels.products import renew
 from ssd_infer.errors import SSDError, UnsupportedModelError, one_line
+
+_CACHE_NAMES = ("cache", "past_key_values", "layer_past")
 
 
 class ModelView:
     """A model seen through its own modules; `of` is how to get one."""
 
-    embed: nn.Module
+    embedding: nn.Module
     """The model's token embedding."""
     layers: list[nn.Module]
     head: nn.Module
@@ -67,13 +70,13 @@ class ModelView:
 
     @property
     def device(self) -> torch.device:
-        """Device of the embedding, where token ids are expected."""
-        return next(self.embed.parameters()).device
+        """Device of the embedding, where token ids are expected; of one that lies on disk, where it computes."""
+        return computing_device(self.embedding)
 
     @property
     def dtype(self) -> torch.dtype:
         """Floating type of the hidden states."""
-        return next(self.embed.parameters()).dtype
+        return next(self.embedding.parameters()).dtype
 
     def _renew(self) -> None:
         """Take over what was assigned to attributes of the model's modules since."""
@@ -109,7 +112,8 @@ def once(ask: Callable[[_View], str | None]) -> Callable[[_View], str | None]:
 
 def cache_keyword(forward: Callable[..., Any]) -> str:
     """Return the name under which `forward` takes a cache: transformers renamed `past_key_values` to `cache`."""
-    return "cache" if "cache" in inspect.signature(forward).parameters else "past_key_values"
+    known = inspect.signature(forward).parameters
+    return next((name for name in _CACHE_NAMES if name in known), "past_key_values")
 
 
 @contextmanager

@@ -42,6 +42,24 @@ def varying_rope(config: Any, rotary: nn.Module | None = None) -> str | None:
     )
 
 
+def rope_kind(config: Any, rotary: nn.Module, layer_type: str | None) -> str:
+    """Return the rotary type of layers of `layer_type`, or of all layers (None)."""
+    kinds: Any = getattr(rotary, "rope_type", None)
+    found = kinds.get(layer_type) if isinstance(kinds, Mapping) else kinds
+    if isinstance(found, str):
+        return found
+    return next(iter(sorted(_rope_kinds(config))), "default")
+
+
+def switch_of(config: Any, layer_type: str | None) -> int | None:
+    """Return the position from which layers of `layer_type` have another table, where a configuration says it."""
+    ropes = list(_ropes(config))
+    own = [rope[layer_type] for rope in ropes if layer_type in rope] if layer_type is not None else []
+    name = "original_max_position_embeddings"
+    found = [rope[name] for rope in own or ropes if rope and isinstance(rope.get(name), int)]
+    return int(found[0]) if found else None
+
+
 def _rope_kinds(config: Any) -> set[str]:
     return {
         str(rope.get("rope_type", rope.get("type", "default")))

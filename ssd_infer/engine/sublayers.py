@@ -7,22 +7,32 @@ whatever happens while a view drafts. A layer that loses both sublayers is None:
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from ssd_infer.engine.families.stand_ins import NO_ATTENTION, NO_MIXER, NO_MLP, NO_NORM
 from ssd_infer.engine.model_view import once
 from ssd_infer.engine.target import Target
 from ssd_infer.engine.window import Window
 from ssd_infer.errors import one_line
 
+_ROUNDING = 0.05
+"""Share of what a layer changes that precision may account for."""
 View = Sequence[nn.Module | None]
 
-_PRE_NORM = {"attention": "input_layernorm", "mlp": "post_attention_layernorm"}
-_POST_NORM = {"attention": "post_attention_layernorm", "mlp": "post_feedforward_layernorm"}
+_ARRANGEMENTS: tuple[dict[str, tuple[str, ...]], ...] = (
+    {"attention": ("input_layernorm",), "mlp": ("post_attention_layernorm",)},
+    {"attention": ("input_layernorm",), "mlp": ("pre_feedforward_layernorm",)},
+    {"attention": ("post_attention_layernorm",), "mlp": ("post_feedforward_layernorm",)},
+    {
+        "attention": ("input_layernorm", "post_attention_layernorm"),
+        "mlp": ("pre_feedforward_layernorm", "post_feedforward_layernorm"),
+    },
+)
+"""Norms before each sublayer, or after it, or both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,69 +66,70 @@ class SkipSet:
         return len(self.attention) + len(self.mlp)
 
 
-class _Nothing(nn.Module):
-    """Stand in for a sublayer and contribute nothing to the residual stream."""
-
-    zeros: ClassVar[dict[tuple[torch.dtype, torch.device], Tensor]] = {}
-
-    def _zero(self, like: Tensor) -> Tensor:
-        key = (like.dtype, like.device)
-        found = self.zeros.get(key)
-        if found is None:
-            found = self.zeros[key] = torch.zeros(1, dtype=like.dtype, device=like.device)
-        return found
-
-
-class _NoAttention(_Nothing):
-    def forward(self, hidden_states: Tensor, **_: Any) -> tuple[Tensor, None]:
-        return self._zero(hidden_states), None
-
-
-class _NoMlp(_Nothing):
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        return self._zero(hidden_states)
-
-
-_NO_ATTENTION, _NO_MLP, _NO_NORM = _NoAttention(), _NoMlp(), nn.Identity()
-
-
 def skip_view(target: Target, skips: SkipSet) -> list[nn.Module | None]:
     """Return the target's layers without the sublayers in `skips`; untouched layers are the target's own objects."""
     return [
-        _without(layer, index in skips.attention, index in skips.mlp)
+        _without(target, layer, index in skips.attention, index in skips.mlp)
         for index, layer in enumerate(target.layers)
     ]
 
 
-def _without(layer: nn.Module, attention: bool, mlp: bool) -> nn.Module | None:
+def _without(target: Target, layer: nn.Module, attention: bool, mlp: bool) -> nn.Module | None:
     """Return `layer` without its attention or MLP: itself, a shallow copy, or None when nothing is left."""
     if attention and mlp:
         return None
     if not (attention or mlp):
         return layer
-    return _hollow(layer, ["attention"] if attention else ["mlp"])
+    return _hollow(target, layer, ["attention"] if attention else ["mlp"])
 
 
-def _hollow(layer: nn.Module, parts: Iterable[str]) -> nn.Module:
-    """Return a shallow copy of `layer` whose `parts`, and the norms that only serve them, do nothing."""
+def _hollow(target: Target, layer: nn.Module, parts: Iterable[str]) -> nn.Module:
+    """Return a shallow copy of `layer` whose `parts`, and what serves only them, do nothing."""
     view = copy.copy(layer)
     view._modules = dict(layer._modules)
+    told = target.family.sublayers
+    serving = _serving(layer) if told.serving is None else told.serving
     for part in parts:
-        view._modules["self_attn" if part == "attention" else "mlp"] = (
-            _NO_ATTENTION if part == "attention" else _NO_MLP
-        )
-        norm = _norms(layer).get(part)
-        if norm is not None:
-            view._modules[norm] = _NO_NORM
+        view._modules |= dict.fromkeys(serving.get(part, ()), NO_NORM)
+        name = _name(target, layer, part)
+        usual = {told.mlp: NO_MLP, told.mixer: NO_MIXER}.get(name, NO_ATTENTION)
+        other = None if told.stand_in is None else told.stand_in(layer, part)
+        view._modules[name] = usual if other is None else other
     return view
 
 
-def _norms(layer: nn.Module) -> dict[str, str]:
-    """Name the norm that serves one sublayer alone; empty where the arrangement is unknown (a norm of zero is zero)."""
-    names = {name for name in layer._modules if name.endswith("layernorm")}
-    if names == set(_PRE_NORM.values()):
-        return _PRE_NORM
-    return _POST_NORM if names == set(_POST_NORM.values()) else {}
+def _name(target: Target, layer: nn.Module, part: str) -> str:
+    """Return what `layer` of `target` calls its MLP, or its attention, or what takes attention's place in it."""
+    told = target.family.sublayers
+    if part == "mlp":
+        return told.mlp
+    lacks = told.mixer is not None and layer._modules.get(told.attention) is None
+    return told.mixer if lacks and told.mixer is not None else told.attention
+
+
+def _serving(layer: nn.Module) -> Mapping[str, tuple[str, ...]]:
+    """Name the norms that serve one sublayer alone; none where the arrangement is not known."""
+    names = {name for name, part in layer._modules.items() if name.endswith("layernorm") and part is not None}
+    known = (one for one in _ARRANGEMENTS if names == {*one["attention"], *one["mlp"]})
+    return next(known, {})
+
+
+@once
+@torch.inference_mode()
+def side_by_side(target: Target) -> str | None:
+    """Say that layers hand one state to both sublayers; None where the MLP is given what attention has changed.
+
+    One layer is run as it is, and in two steps that keep one sublayer each.
+    """
+    cache, window = target.new_cache(1, 2), Window(target.geometry(2), [0], 2)
+    ids = torch.arange(2, device=target.device).unsqueeze(0) % target.vocab_size
+    start = target.embed_at(ids, window, cache)
+    whole = target.run(start, window, cache, 0, 1)
+    step = start
+    for left_out in ("mlp", "attention"):
+        step = target.run(step, window, cache, 0, 1, [_hollow(target, target.layers[0], [left_out])])
+    apart = float((whole - step).abs().max()) / (float((whole - start).abs().max()) + 1e-6)
+    return "its layers run attention and MLP side by side" if apart > _ROUNDING else None
 
 
 @once
@@ -128,16 +139,20 @@ def unsupported_reason(target: Target) -> str | None:
 
     Look for both sublayers, then check that a layer without them passes its input on unchanged.
     """
+    if target.fixed is not None:
+        return target.fixed
     for layer in target.layers:
-        if not {"self_attn", "mlp"} <= set(layer._modules):
-            return f"{type(layer).__name__} has no `self_attn` and `mlp` that could be skipped one by one"
+        attention, mlp = _name(target, layer, "attention"), _name(target, layer, "mlp")
+        if not {attention, mlp} <= set(layer._modules):
+            return f"{type(layer).__name__} has no `{attention}` and `{mlp}` that could be skipped one by one"
         if "forward" in vars(layer):
             return (
                 "its layers' forward was replaced by a wrapper, which would run the sublayers to be skipped"
             )
     cache, window = target.new_cache(1, 1), Window(target.geometry(1), [0], 1)
-    hidden = target.embed(torch.zeros((1, 1), dtype=torch.long, device=target.device))
-    hollow = [_hollow(layer, ["attention", "mlp"]) for layer in target.layers]
+    ids = torch.zeros((1, 1), dtype=torch.long, device=target.device)
+    hidden = target.embed_at(ids, window, cache)
+    hollow = [_hollow(target, layer, ["attention", "mlp"]) for layer in target.layers]
     try:
         left = target.run(hidden, window, cache, layers=hollow)
     except Exception as error:  # noqa: BLE001  what a layer asks of its sublayers is its own affair

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,8 +12,26 @@ Rotary = tuple[Tensor, Tensor] | Tensor
 """Cosines and sines, or one table of complex rotations where a family keeps it so (DeepSeek-V2)."""
 
 
+class Tables(Protocol):
+    """Rotary tables of one decoding."""
+
+    def at(self, window: Window, kind: str | None) -> Rotary:
+        """Return the table `(1|B, T, D)` of layers of `kind` at the positions of `window`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Attention within blocks of `size` positions: a token sees its own block up to itself."""
+
+    size: int
+
+
+Reach = int | Chunk | None
+"""How far back a layer attends: so many positions, its own included; within a chunk; or everywhere (None)."""
+
+
 class Geometry:
-    """Tables shared by all windows of one decoding: rotary embeddings, position ids, causal masks.
+    """Tables shared by all windows of one decoding: rotary embeddings, position ids, masks.
 
     For rows of equal length the causal mask of any window is a view of one band matrix, so building a mask costs
     nothing: entry (t, j) of the band is open iff j <= t + capacity, and a window at `start` begins at column
@@ -24,52 +43,69 @@ class Geometry:
         capacity: int,
         dtype: torch.dtype,
         device: torch.device,
-        rotary: Callable[[Tensor], Rotary],
+        tables: Tables | None,
         *,
         implicit_causal: bool,
         band: int,
         origin: int = 0,
+        masks: bool = False,
     ) -> None:
-        """Prepare tables for `capacity` slots; `band` is the widest window that gets its mask as a view.
+        """Prepare masks for `capacity` slots; `band` is the widest window that gets its mask as a view.
 
-        `implicit_causal`: the attention backend is causal by itself when it gets no mask (sdpa is, eager is not).
-        `origin`: the position of slot 0; rows must have one length where it is not 0.
+        `tables`: rotary tables of these slots; None for models without. `implicit_causal`: the attention backend is
+        causal by itself when it gets no mask (sdpa is, eager is not). `origin`: the position of slot 0; rows must have
+        one length where it is not 0. `masks`: attention wants a mask even where it hides nothing.
         """
-        self._implicit_causal = implicit_causal
+        self._implicit_causal = implicit_causal and not masks
+        self._masks_always = masks
         self.capacity = capacity
         self.dtype = dtype
         self.device = device
         self.origin = origin
         self.positions = torch.arange(origin, origin + capacity, device=device).unsqueeze(0)
-        self._table = rotary(self.positions)
+        self._tables = tables
         self._bands: dict[int | None, Tensor] = {}
         self._band_width = band
 
-    def rotary(self, window: Window) -> Rotary:
-        """Return the rotary table `(1|B, T, D)` at the positions of `window`."""
-        table = self._table
-        if isinstance(table, Tensor):
-            return _at(table, window)
-        return _at(table[0], window), _at(table[1], window)
+    def rotary(self, window: Window, kind: str | None = None) -> Rotary:
+        """Return the rotary table `(1|B, T, D)` of layers of `kind` at the positions of `window`."""
+        if self._tables is None:
+            raise ValueError("this model has no rotary embeddings")
+        return self._tables.at(window, kind)
 
-    def mask(self, window: Window, sliding: int | None) -> Tensor | None:
+    def mask(self, window: Window, reach: Reach) -> Tensor | None:
         """Return an additive mask broadcastable to `(B, 1, T, end)`, or None where plain causal attention is right.
 
-        `sliding` limits each query to its last `sliding` slots, its own included.
+        `reach` is how far back each query sees.
         """
-        if sliding is not None and window.end <= sliding:
-            sliding = None
+        if isinstance(reach, Chunk):
+            return self._chunked(window, reach)
+        if reach is not None and window.end <= reach:
+            reach = None
         if window.start is not None:
-            if sliding is None and (window.width == 1 or (window.start == 0 and self._implicit_causal)):
+            if reach is None and (self._open(window) or (window.start == 0 and self._implicit_causal)):
                 return None
             if window.width <= self._band_width:
                 left = self.capacity - window.start
-                return self._band(sliding)[:, :, : window.width, left : left + window.end]
+                return self._band(reach)[:, :, : window.width, left : left + window.end]
         slots = self.positions[:, None, : window.end]
         queries = window.position_ids.unsqueeze(-1)
         hidden = slots > queries
-        if sliding is not None:
-            hidden |= slots <= queries - sliding
+        if reach is not None:
+            hidden |= slots <= queries - reach
+        return self.additive(hidden).unsqueeze(1)
+
+    def _open(self, window: Window) -> bool:
+        """Tell whether nothing before the end of `window` is hidden from it, and no mask may say so."""
+        return window.width == 1 and not self._masks_always
+
+    def _chunked(self, window: Window, chunk: Chunk) -> Tensor | None:
+        """Return the mask of attention within chunks, which are counted from slot 0."""
+        if window.end <= chunk.size:
+            return self.mask(window, None)
+        slots = (self.positions - self.origin)[:, None, : window.end]
+        queries = (window.position_ids - self.origin).unsqueeze(-1)
+        hidden = (slots > queries) | (slots // chunk.size < queries // chunk.size)
         return self.additive(hidden).unsqueeze(1)
 
     def _band(self, sliding: int | None) -> Tensor:
@@ -88,13 +124,6 @@ class Geometry:
         """Turn a boolean map of hidden slots into an additive mask."""
         blocked = torch.finfo(self.dtype).min
         return torch.zeros(hidden.shape, dtype=self.dtype, device=self.device).masked_fill_(hidden, blocked)
-
-
-def _at(table: Tensor, window: Window) -> Tensor:
-    """Return the entries `(1|B, T, D)` of `table` `(1, capacity, D)` at the positions of `window`."""
-    if window.start is not None:
-        return table[:, window.start : window.end]
-    return table[0, window.position_ids]
 
 
 class Window:
@@ -131,22 +160,26 @@ class Window:
         else:
             offsets = torch.tensor(starts, device=geometry.device).unsqueeze(1)
             self.position_ids = offsets + geometry.positions[:, :width]
-        self._rotary: Rotary | None = None
-        self._masks: dict[int | None, Tensor | None] = {}
+        self._rotary: dict[str | None, Rotary] = {}
+        self._masks: dict[Reach, Tensor | None] = {}
         self._scatter: tuple[Tensor, Tensor] | None = None
 
-    @property
-    def rotary(self) -> Rotary:
-        """Rotary cosines and sines of this window, computed once."""
-        if self._rotary is None:
-            self._rotary = self.geometry.rotary(self)
-        return self._rotary
+    def rotary(self, kind: str | None = None) -> Rotary:
+        """Return the rotary table of layers of `kind` at this window, looked up once."""
+        found = self._rotary.get(kind)
+        if found is None:
+            found = self._rotary[kind] = self.geometry.rotary(self, kind)
+        return found
 
-    def mask(self, sliding: int | None) -> Tensor | None:
-        """Return the attention mask for layers with this `sliding` width, computed once."""
-        if sliding not in self._masks:
-            self._masks[sliding] = self.geometry.mask(self, sliding)
-        return self._masks[sliding]
+    def mask(self, reach: Reach) -> Tensor | None:
+        """Return the attention mask for layers that see as far back as `reach`, computed once."""
+        if reach not in self._masks:
+            self._masks[reach] = self.geometry.mask(self, reach)
+        return self._masks[reach]
+
+    def key_positions(self) -> Tensor:
+        """Return the positions `(1|B, S)` of the keys that the attention of this pass is given."""
+        return self.geometry.positions[:, : self.end]
 
     def scatter_index(self) -> tuple[Tensor, Tensor]:
         """Return row and slot indices `(B, 1)` and `(B, T)` for writing rows of different lengths."""

@@ -16,20 +16,23 @@ def show(row: dict[str, Any], tables: Sequence[Table], plots: Sequence[Plot]) ->
     row["extra"] |= {key: data for key, data in found.items() if data}
 
 
-def carry(rows: list[dict[str, Any]]) -> list[str]:
+def carry(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Put what strategies show of their rows into `extra.tables` and `extra.plots`; return warnings.
 
-    A row without figures is asked for only where a study found something. A strategy that fails here keeps its row:
-    what it could not show is a warning.
+    A row without figures is asked for only where a study found something. What all rows of a strategy share is shown
+    by the first that has it. A strategy that fails here keeps its row: what it could not show is a warning.
     """
     warnings = []
+    shared: set[str] = set()
     for row in rows:
         info = registry.of_row(row["name"])
-        if info.kind != "causal" or (row["status"] != "ok" and not row["extra"]):
+        if row["status"] != "ok" and not row["extra"]:
             continue
-        strategy = registry.get(info.name)
+        strategy = registry.reported(info.name)
         try:
-            show(row, strategy.tables(row), strategy.plots(row))
+            common = [] if info.name in shared else strategy.shared_plots(row)
+            shared |= {info.name} if common else set()
+            show(row, strategy.tables(row), [*strategy.plots(row), *common])
         except Exception as error:  # noqa: BLE001  a table that cannot be made must not cost the row
             warnings.append(f"{row['name']}: its own tables could not be made: {one_line(error)}")
     return warnings

@@ -34,8 +34,8 @@ class Decoded:
     """When its tokens came; None where nobody noted it."""
 
 
-Decode = Callable[[Prompts, int, int], tuple[list[list[int]], Stats | None]]
-"""(prompts, max_new_tokens, seed) → (new tokens of each row, statistics)."""
+Decode = Callable[[list[Any], int, int], tuple[list[list[int]], Stats | None]]
+"""(prompts or utterances, max_new_tokens, seed) → (new tokens of each row, statistics)."""
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class Contender:
     listener: Listener | None = None
     """Who hears the tokens of a decoding that is not ours."""
 
-    def run(self, prompts: Prompts, max_new_tokens: int, seed: int, device: torch.device) -> Decoded:
+    def run(self, prompts: list[Any], max_new_tokens: int, seed: int, device: torch.device) -> Decoded:
         """Decode and time one batch, devices synchronised at both ends."""
         if self.listener is not None:
             self.listener.forget()

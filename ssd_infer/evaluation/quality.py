@@ -60,7 +60,7 @@ def _window(target: Target, ids: list[int]) -> Tensor:
     session = open_session(target, [ids], 1, 0, Sampler(SamplingParams(), target.device, seed=0))
     window = session.window(len(ids) - 1)
     table = torch.tensor([ids], device=target.device)
-    hidden, labels = target.embed(table[:, :-1]), table[0, 1:]
+    hidden, labels = target.embed_at(table[:, :-1], window, session.cache), table[0, 1:]
     losses, tops = [], []
     for index in range(target.num_layers):
         hidden = target.run(hidden, window, session.cache, index, index + 1)

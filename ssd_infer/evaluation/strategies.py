@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -114,9 +115,30 @@ def select_candidates(
             shown = _batch(calibration, batch_size) if strategy.by_batch else calibration
             entry = Entry(row, info.name, bounded, by_hand=bool(given), alone=row_name(wanted) == info.row)
             _prepare(found, model, target, entry, sampling, shown, turn)
-    if not sampling.greedy:  # a greedy row of the same name already says why
-        found.absent = [row for row in found.absent if row.status == "failed" or row.here]
+    found.absent = said_here(found.absent, sampling)
     return found
+
+
+def said_here(absent: list[Absent], sampling: Sampling) -> list[Absent]:
+    """Return who must be called absent at this setting: when sampling, the greedy row of the same name says most."""
+    return [row for row in absent if sampling.greedy or row.status == "failed" or row.here]
+
+
+@contextmanager
+def attempt(found: Candidates, model: nn.Module, row: str, deadline: Deadline, late: str) -> Iterator[None]:
+    """Make a row absent when the block fails or does not end by `deadline`, which has the reason `late`.
+
+    One strategy that fails must not cost the others their rows; a ConfigError is the request's own fault and is raised.
+    """
+    try:
+        with stopping(model, deadline):
+            yield
+    except ConfigError:
+        raise
+    except OutOfTime:
+        found.absent.append(Absent(row, "not_applicable", late, here=True))
+    except Exception as error:  # noqa: BLE001
+        found.absent.append(Absent(row, "failed", one_line(error)))
 
 
 def is_wanted(wanted: str, info: StrategyInfo) -> bool:
@@ -164,25 +186,15 @@ def _prepare(
     if reason is not None:
         found.absent.append(Absent(row, "not_applicable", reason))
         return
-    given = deadline.left
-    try:
-        with stopping(model, deadline):
-            resolved = strategy.resolve(
-                target, strategy.parse(entry.raw, target), list(calibration), not sampling.greedy
-            )
-    except ConfigError:
-        raise
-    except OutOfTime:
-        found.absent.append(Absent(row, "not_applicable", _unresolved(entry, given), here=True))
-        return
-    except Exception as error:  # noqa: BLE001  one strategy that fails must not cost the others their rows
-        found.absent.append(Absent(row, "failed", one_line(error)))
-        return
-    found.contenders.append(_contender(model, target, entry, sampling, _untimed(resolved, entry)))
-    if resolved.search:
-        found.searches[row] = resolved.search
-    if resolved.predicted_speedup is not None:
-        found.predicted[row] = resolved.predicted_speedup
+    with attempt(found, model, row, deadline, _unresolved(entry, deadline.left)):
+        resolved = strategy.resolve(
+            target, strategy.parse(entry.raw, target), list(calibration), not sampling.greedy
+        )
+        found.contenders.append(_contender(model, target, entry, sampling, _untimed(resolved, entry)))
+        if resolved.search:
+            found.searches[row] = resolved.search
+        if resolved.predicted_speedup is not None:
+            found.predicted[row] = resolved.predicted_speedup
 
 
 def _unresolved(entry: Entry, seconds: float) -> str:

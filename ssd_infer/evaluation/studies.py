@@ -77,7 +77,7 @@ class Round:
         found = []
         for one in asked:
             try:
-                studies = drafts.get(one.info.name).studies(self._context(one, self.deadline))
+                studies = drafts.reported(one.info.name).studies(self._context(one, self.deadline))
             except Exception as error:  # noqa: BLE001  a study must not cost the report its rows
                 self.bench.notes.append(f"{one.row}: its studies failed: {one_line(error)}")
                 continue
@@ -127,6 +127,7 @@ class Round:
             params=one.params,
             new_tokens=self.new_tokens,
             notes=bench.notes,
+            model=bench.model,
         )
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ssd_infer.evaluation.bootstrap import Ratio, speed_ratio
+from ssd_infer.evaluation.bootstrap import Ratio, Totals, speed_ratio
 from ssd_infer.evaluation.contenders import Contender
 from ssd_infer.evaluation.cost_model import Cost, measured_cost
 from ssd_infer.evaluation.losslessness import LosslessResult
@@ -44,7 +44,11 @@ class Scoreboard:
 
     def against(self, name: str, other: str, task: str | None = None) -> Ratio:
         """Return how many times as fast as `other` `name` is, with the bootstrap's own interval."""
-        return speed_ratio(self.found.totals(name, task), self.found.totals(other, task), self.seed)
+        return speed_ratio(self.amounts(name, task), self.amounts(other, task), self.seed)
+
+    def amounts(self, name: str, task: str | None = None) -> list[Totals]:
+        """Return what speed divides, by unit and block: tokens and wall-clock seconds."""
+        return self.found.totals(name, task)
 
     def rate(self, name: str, task: str | None = None) -> float:
         """Return tokens per second over all repeats."""
@@ -55,9 +59,43 @@ class Scoreboard:
         """Return the repetition figures of the first repeat's outputs."""
         return repetition([tokens for key, tokens in self.found.outputs(name).items() if key[0] == 0])
 
+    def cost(self, name: str) -> Cost:
+        """Return c and v of what was measured as `name`, relative to plain decoding's step."""
+        return measured_cost(self.found.counted(name), self.found.counted(self.plain))
+
+    def predicted(self, name: str) -> float | None:
+        """Return the speedup that acceptance and cost explain."""
+        return self.cost(name).predicted(self.found.counted(name).total)
+
+    def baseline_facts(self, name: str) -> dict[str, Any]:
+        """Return what a plain decoding's row tells under `extra`."""
+        return {
+            "repetition": self.repetition(name),
+            "fastest": name == self.fastest,
+            "after_prefill_tokens_per_second": _steady_rate(name, self),
+            "latency": self.found.latency(name),
+        }
+
+    def peer_facts(self, contender: Contender) -> dict[str, Any]:
+        """Return what a peer's row tells under `extra`, its ratios and verdict apart."""
+        return {"params": contender.params, "latency": self.found.latency(contender.name)}
+
+    def strategy_facts(self, contender: Contender, name: str) -> dict[str, Any]:
+        """Return what the row of a strategy, measured as `name`, tells under `extra`."""
+        return _extra(contender, name, self)
+
+    def task_facts(self, name: str, task: str) -> dict[str, Any]:
+        """Return what a row tells of one task beside repetition."""
+        del name, task
+        return {}
+
 
 def scoreboard(
-    found: Measurements, contenders: list[Contender], sampling: Sampling, seed: int
+    found: Measurements,
+    contenders: list[Contender],
+    sampling: Sampling,
+    seed: int,
+    make: Callable[[Measurements, Sampling, str, str, int], Scoreboard] = Scoreboard,
 ) -> Scoreboard | None:
     """Find the fastest baseline that ran; None when none did, so that nothing can be compared."""
     running = [
@@ -67,11 +105,11 @@ def scoreboard(
     ]
     if not running:
         return None
-    board = Scoreboard(found, sampling, running[0], f"ssd_plain{sampling.suffix}", seed)
+    board = make(found, sampling, running[0], f"ssd_plain{sampling.suffix}", seed)
     fastest = max(running, key=board.rate)
     again = next((item for item in contenders if item.kind == "again" and found.of(item.name)), None)
     noise = None if again is None else measured_noise(board.against(again.name, itself(again)))
-    return Scoreboard(found, sampling, fastest, board.plain, seed, noise)
+    return replace(board, fastest=fastest, noise=noise)
 
 
 def itself(again: Contender) -> str:
@@ -116,16 +154,12 @@ def baseline_row(contender: Contender, board: Scoreboard | None) -> dict[str, An
             "extra": {"reason": contender.failure or "not measured"},
         }
     calls = [record.decoded for record in board.found.of(contender.name)]
-    extra: dict[str, Any] = {
-        "repetition": board.repetition(contender.name),
-        "fastest": contender.name == board.fastest,
-        "after_prefill_tokens_per_second": _steady_rate(contender.name, board),
-        "latency": board.found.latency(contender.name),
-    }
     if contender.kind == "again":
         ratio = board.against(contender.name, itself(contender))
-        extra = {"of": itself(contender), "speedup": ratio.value, "ci95": ratio.ci95, "noise": board.noise}
-        extra = {"again": extra}
+        facts = {"of": itself(contender), "speedup": ratio.value, "ci95": ratio.ci95, "noise": board.noise}
+        extra: dict[str, Any] = {"again": facts}
+    else:
+        extra = board.baseline_facts(contender.name)
     return {
         "name": contender.name,
         "tokens_per_second": board.rate(contender.name),
@@ -158,13 +192,11 @@ def peer_row(contender: Contender, board: Scoreboard | None, lossless: LosslessR
             }
         }
     ratio = board.ratio(contender.name)
-    extra = {
-        "params": contender.params,
+    extra = board.peer_facts(contender) | {
         "ci95": ratio.ci95,
         "too_short_to_tell": ratio.too_short,
         "against": board.fastest,
         "detail": lossless.detail,
-        "latency": board.found.latency(contender.name),
         "per_task": [
             {"name": task, "speedup": board.ratio(contender.name, task).value} for task in board.found.tasks()
         ],
@@ -214,13 +246,11 @@ def strategy_row(
 ) -> dict[str, Any]:
     """Return the row of a strategy that ran, or of one that is plain decoding."""
     name = _measured_as(contender, board)
-    counted = board.found.counted(name)
-    cost = measured_cost(counted, board.found.counted(board.plain))
-    extra = _extra(contender, name, board, cost) | dict(more)
+    extra = board.strategy_facts(contender, name) | dict(more)
     if contender.plain:
         speed = _plain_speed(name, board, extra.get("predicted_by_calibration"))
     else:
-        speed = _speed(name, board, cost.predicted(counted.total))
+        speed = _speed(name, board, board.predicted(name))
         extra["too_short_to_tell"] = board.ratio(name).too_short
     return {
         "name": contender.name,
@@ -236,7 +266,7 @@ def strategy_row(
         },
         "acceptance": _acceptance(name, board),
         "speed": speed,
-        "cost": cost.fields(counted.total),
+        "cost": board.cost(name).fields(board.found.counted(name).total),
         "memory": {"extra_bytes": contender.extra_bytes},
         "extra": extra,
         "per_task": [_per_task(contender, name, board, task) for task in board.found.tasks()],
@@ -287,7 +317,7 @@ def _acceptance(name: str, board: Scoreboard) -> dict[str, Any]:
     }
 
 
-def _extra(contender: Contender, name: str, board: Scoreboard, cost: Cost) -> dict[str, Any]:
+def _extra(contender: Contender, name: str, board: Scoreboard) -> dict[str, Any]:
     counted = board.found.counted(name)
     return {
         "draft": contender.draft,
@@ -296,7 +326,7 @@ def _extra(contender: Contender, name: str, board: Scoreboard, cost: Cost) -> di
         "repetition": board.repetition(name),
         "mean_of_ratios": 1.0 if contender.plain else _mean_of_ratios(name, board),
         "noise": board.noise,
-        "draft_forwards_per_verify": cost.gamma,
+        "draft_forwards_per_verify": board.cost(name).gamma,
         "seconds": dict(counted.total.seconds),
         "latency": board.found.latency(name),
         "sample_alpha_mean": _sample_alpha(name, board.found),
@@ -358,5 +388,5 @@ def _per_task(contender: Contender, name: str, board: Scoreboard, task: str) -> 
         "ci95": ratio.ci95,
         "alpha": total.alpha,
         "tau": total.tau,
-        "extra": {"repetition": repetition(outputs)},
+        "extra": {"repetition": repetition(outputs)} | board.task_facts(name, task),
     }

@@ -9,6 +9,8 @@ from ssd_infer.report.rows import UNRESOLVED, Row, broken_rows, drafts, gains, i
 
 NOISE = 0.2
 """A measured speedup further than this from the predicted one gets a warning."""
+FEW_TASKS = 3
+"""Up to so many tasks a peer wins are named one by one."""
 
 
 def verdict(strategies: list[Row], peers: list[Row], notes: list[str]) -> dict[str, Any]:
@@ -101,11 +103,15 @@ def _losses(row: Row, peer: Row) -> list[str]:
     theirs = {task["name"]: task["speedup"] for task in peer["extra"]["per_task"]}
     if len(theirs) > 1:
         pairs += [(f" on {task['name']}", task["speedup"], theirs[task["name"]]) for task in row["per_task"]]
-    return [
-        f"{row['name']} loses to transformers' prompt lookup{where} ({ours:.2f}× against {lookup:.2f}×)"
-        for where, ours, lookup in pairs
-        if lookup > ours * edge
-    ]
+    loses = f"{row['name']} loses to transformers' prompt lookup"
+    lost = [pair for pair in pairs if pair[2] > pair[1] * edge]
+    on_tasks = [pair for pair in lost if pair[0]]
+    if len(on_tasks) <= FEW_TASKS:
+        return [f"{loses}{where} ({ours:.2f}× against {lookup:.2f}×)" for where, ours, lookup in lost]
+    where, ours, lookup = max(on_tasks, key=lambda pair: pair[2] / pair[1])
+    most = f"most of all{where} ({ours:.2f}× against {lookup:.2f}×)"
+    overall = [f"{loses} ({ours:.2f}× against {lookup:.2f}×)" for where, ours, lookup in lost if not where]
+    return [*overall, f"{loses} on {len(on_tasks)} of {len(theirs)} tasks, {most}"]
 
 
 def _misses(rows: list[Row]) -> list[str]:

@@ -15,6 +15,7 @@ from ssd_infer.report.format import plain, readable
 from ssd_infer.report.plots import draw_plot
 from ssd_infer.report.rows import Report, is_sampled, ok_rows
 from ssd_infer.report.tables import carried_plots
+from ssd_infer.report.task_charts import draw_acceptance, draw_speedups
 
 INK, MUTED, GRID = "#1f2937", "#6b7280", "#e5e7eb"
 COLOURS = ("#2563eb", "#ea580c", "#059669", "#9333ea", "#db2777", "#0891b2", "#ca8a04", "#475569")
@@ -56,6 +57,16 @@ def draw_charts(report: Report) -> list[Chart]:
             "Speedup over the fastest plain decoding",
             "Bars are measured, whiskers the 95 % interval; 1 is plain decoding.",
             _speedups,
+        ),
+        (
+            "Speedup by task",
+            "Blue cells are faster than the fastest plain decoding, red ones slower; each task's fastest is outlined.",
+            draw_speedups,
+        ),
+        (
+            "Acceptance by task",
+            "α of each row that drafted; each task's highest is outlined.",
+            draw_acceptance,
         ),
         (
             "Acceptance by position",

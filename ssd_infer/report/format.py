@@ -122,10 +122,19 @@ def said(line: str, names: Iterable[str]) -> str:
     return re.sub(form, lambda found: readable(found[0]), line)
 
 
+TASK_SETS = {"categories": "", "spec_bench": "Spec-Bench ", "speed_bench": "SPEED-Bench "}
+"""What stands before the slash of a task that is one category of many, and what people read instead."""
+
+
 def task_text(name: str) -> str:
-    """Return the name of a task as people read it: of a file its own name, without its folders."""
+    """Return the name of a task as people read it: of a file its own name, of a category the words without the set."""
     kind, _, path = name.partition(":")
-    return path.replace("\\", "/").rpartition("/")[2] if kind == "file" else name.replace("_", " ")
+    if kind == "file":
+        return path.replace("\\", "/").rpartition("/")[2]
+    kind, slash, category = name.partition("/")
+    if slash and kind in TASK_SETS:
+        return TASK_SETS[kind] + category.replace("_", " ")
+    return name.replace("_", " ")
 
 
 def milliseconds(value: float | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ssd_infer.report import tables
+from ssd_infer.report.by_task import fastest_table, side_by_side, task_table
 from ssd_infer.report.charts import draw_charts
 from ssd_infer.report.definitions import DEFINITIONS
 from ssd_infer.report.format import (
@@ -62,7 +63,9 @@ def render_html(report: Report) -> str:
         lossless=tables.lossless_table(report),
         carried=tables.carried(report, plots=False),
         plain=tables.other_table(report),
-        tasks=tables.task_table(report),
+        tasks=task_table(report),
+        fastest=fastest_table(report),
+        side_by_side=side_by_side(report),
         quality=tables.quality_table(report["quality"]),
         protocol=tables.protocol_table(report["protocol"]),
         environment=environment(report),

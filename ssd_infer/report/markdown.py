@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ssd_infer.report import tables
+from ssd_infer.report.by_task import side_by_side, task_table
 from ssd_infer.report.format import cell_text, params_text, readable, row_interval, times
 from ssd_infer.report.format import markdown as md
 from ssd_infer.report.rows import Report, find_row, headline, noise_line, noise_rows, warnings_of
@@ -41,9 +42,9 @@ def render_markdown(report: Report) -> str:
         tables.protocol_table(report["protocol"]),
         tables.definition_table(),
     ]
-    by_task = tables.task_table(report)
+    by_task = [table for table in (side_by_side(report), task_table(report)) if table.rows]
     several = [
-        *([tables.Section(by_task.title, (by_task,))] if by_task.rows else []),
+        *(tables.Section(table.title, (table,)) for table in by_task),
         *tables.carried(report, plots=True),
     ]
     parts = [

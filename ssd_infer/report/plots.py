@@ -119,7 +119,7 @@ def _heatmaps(plot: Plot) -> Figure:
     across = sorted({x for one in plot.series for x in one.x})
     up = sorted({y for one in plot.series for y in one.y if y is not None})
     values = [value for one in plot.series for value in one.values]
-    norm = _scale(values, plot.centre)
+    norm = colour_scale(values, plot.centre)
     size = (2.2 + 0.46 * len(across) * len(plot.series), 1.3 + 0.34 * len(up))
     figure = Figure(figsize=size)
     panels = figure.subplots(1, len(plot.series), sharey=True, squeeze=False)[0]
@@ -132,7 +132,7 @@ def _heatmaps(plot: Plot) -> Figure:
     return figure
 
 
-def _scale(values: list[float], centre: float | None) -> Normalize:
+def colour_scale(values: list[float], centre: float | None) -> Normalize:
     """Return a colour scale, with equal room on both sides of a centre; close values stay pale."""
     if centre is None:
         return Normalize(min(values), max(values))
@@ -157,10 +157,11 @@ def _cells(axes: Axes, one: Series, across: list[float], up: list[float], norm: 
     best = max(one.values)
     labels = one.labels or tuple(f"{value:.2f}" for value in one.values)
     for (column, line, value), label in zip(cells, labels, strict=False):
-        _write_cell(axes, (column, line), plain(label), float(norm(value)), value == best)
+        write_cell(axes, (column, line), plain(label), float(norm(value)), value == best)
 
 
-def _write_cell(axes: Axes, place: tuple[int, int], label: str, shade: float, best: bool) -> None:
+def write_cell(axes: Axes, place: tuple[int, int], label: str, shade: float, best: bool) -> None:
+    """Write into a cell of a heat map, `shade` its place on the colour scale; the `best` one is outlined."""
     colour, weight = "white" if abs(shade - 0.5) > 0.3 else INK, "bold" if best else "normal"
     axes.text(*place, label, ha="center", va="center", fontsize=8, color=colour, fontweight=weight)
     if best:

@@ -225,25 +225,6 @@ def _rate(row: Row) -> tuple[str, ...]:
     return speed_cells(row, row["tokens_per_second"])
 
 
-def task_table(report: Report) -> Table:
-    """Return the figures of every measured strategy on each task."""
-    pairs = [(row, task) for row in ok_rows(report) for task in row["per_task"]]
-    cells = tuple(
-        (
-            name_cell(row),
-            Word(task_text(task["name"]), "flat", task["name"]),
-            number(task["tokens_per_second"], 1),
-            times(task["speedup"]),
-            interval(task["ci95"]),
-            number(task["alpha"]),
-            number(task["tau"]),
-        )
-        for row, task in pairs
-    )
-    columns = ("strategy", "task", "tokens/s", "speedup", "95 %", "α", "τ")
-    return Table("By task", columns, cells, "", range(2, 7), tuple(look_of(row) for row, _ in pairs))
-
-
 def quality_table(quality: dict[str, Any]) -> Table:
     """Return loss, perplexity and agreement of every exit; without rows where nothing was measured."""
     exits = quality.get("exits") or []
@@ -270,18 +251,30 @@ def protocol_table(protocol: dict[str, Any]) -> Table:
         f"Batch size {protocol['batch_size']}, {protocol['repeats']} repeats; sampling: {sampling}; "
         f"timer: {protocol['timer']}."
     )
+    tasks = protocol["tasks"]
     cells = tuple(
         (
             Word(task_text(task["name"]), "", task["name"]),
             task["samples"],
-            task["prompt_tokens"],
+            _lengths(task),
             task["new_tokens"],
             task.get("extra", {}).get("prompts_sha256", "")[:16],
+            task.get("extra", {}).get("written_by", "–"),
         )
-        for task in protocol["tasks"]
+        for task in tasks
     )
-    columns = ("task", "prompts", "prompt tokens", "new tokens", "prompt hash")
-    return Table("Protocol", columns, cells, caption, range(1, 4))
+    columns = ("task", "prompts", "prompt tokens", "new tokens", "prompt hash", "written by")
+    written = any(task.get("extra", {}).get("written_by") for task in tasks)
+    caption += " Prompts that are messages are kept whole, whatever prompt_tokens says." if written else ""
+    table = Table("Protocol", columns, cells, caption, range(1, 4))
+    return table if written else _without(table, columns[-1:])
+
+
+def _lengths(task: Row) -> str:
+    """Return the length of a task's prompts, from the shortest to the longest where they differ."""
+    longest = task["prompt_tokens"]
+    shortest = task.get("extra", {}).get("shortest_prompt", longest)
+    return f"{longest}" if shortest == longest else f"{shortest}–{longest}"
 
 
 def definition_table() -> Table:

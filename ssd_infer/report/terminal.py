@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich import table as rich
 from rich.console import Console
 from rich.text import Text
 
+from ssd_infer.report.by_task import fastest_rows, fastest_table
 from ssd_infer.report.format import cell_text, number, plain, row_interval, row_params, times
 from ssd_infer.report.rows import (
     Report,
@@ -43,6 +45,8 @@ COLUMNS = (
 WIDE = 132
 """Columns of a terminal from which there is room for latencies."""
 
+LONGEST_BAR = 16
+
 
 def print_report(report: Report, folder: Path | None = None, console: Console | None = None) -> None:
     """Print the report on `console` (the output stream when None), and where its files are."""
@@ -52,6 +56,11 @@ def print_report(report: Report, folder: Path | None = None, console: Console | 
     console.print()
     console.print(Text(plain(headline(report)), style="bold red" if broken_rows(report) else "bold"))
     console.print(draw(brief_table(report, latency=console.width >= WIDE)))
+    tasks = fastest_table(report)
+    if tasks.rows:
+        console.print(Text(f"\n{tasks.title}", style="bold"))
+        console.print(draw(with_bars(report, tasks)))
+        console.print()
     for row in noise_rows(report):
         console.print(Text(f"  noise: {plain(noise_line(row))}"), soft_wrap=True)
     for line in _absent(report):
@@ -60,6 +69,27 @@ def print_report(report: Report, folder: Path | None = None, console: Console | 
         console.print(Text(f"  warning: {plain(warning)}", style="yellow"), soft_wrap=True)
     if folder is not None:
         console.print(Text(f"  page: {(Path(folder) / 'report.html').resolve()}"), soft_wrap=True)
+
+
+def with_bars(report: Report, tasks: Table) -> Table:
+    """Return the table of the fastest rows by task, each named once, the longest bar for the largest speedup."""
+    found = [task["speedup"] or 0.0 for row in fastest_rows(report) for task in row["per_task"]]
+    names = [cells[0] for cells in tasks.rows]
+    rows = tuple(
+        (
+            "" if at and names[at - 1] == names[at] else names[at],
+            *cells[1:],
+            _bar(found[at] / max(1.0, *found)),
+        )
+        for at, cells in enumerate(tasks.rows)
+    )
+    return replace(tasks, columns=(*tasks.columns, ""), rows=rows, looks=())
+
+
+def _bar(share: float) -> str:
+    """Return a bar of `LONGEST_BAR` characters for 1, to an eighth of a character."""
+    eighths = round(8 * LONGEST_BAR * share)
+    return "█" * (eighths // 8) + (chr(0x2590 - eighths % 8) if eighths % 8 else "")
 
 
 def draw(table: Table) -> rich.Table:

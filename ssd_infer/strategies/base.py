@@ -6,18 +6,14 @@ import dataclasses
 import types
 import typing
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from ssd_infer.engine.drafter import Drafter, DraftParams
 from ssd_infer.engine.loop import Plan
 from ssd_infer.engine.session import Session
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import ConfigError, Problem, one_line
-from ssd_infer.report.table import Plot, Table
-from ssd_infer.strategies.info import StrategyInfo
-
-if TYPE_CHECKING:
-    from ssd_infer.strategies.study import Study, StudyContext
+from ssd_infer.strategies.reported import Reported
 
 __all__ = ["Auto", "DraftParams", "Resolved", "Strategy", "at_least"]
 
@@ -35,10 +31,9 @@ class Resolved:
     """JSON-ready facts about a search that resolved it: method, seconds, what was found."""
 
 
-class Strategy(Drafter):
+class Strategy(Drafter, Reported):
     """A drafter with a name, which answers before any session whether it applies, and with which parameters."""
 
-    info: ClassVar[StrategyInfo]
     Params: ClassVar[type[DraftParams]] = DraftParams
     by_batch: ClassVar[bool] = False
     """Whether its `auto` depends on how many prompts are decoded together."""
@@ -91,24 +86,6 @@ class Strategy(Drafter):
         """Return whether the output with `params` is promised to be that of plain decoding."""
         del params
         return cls.lossless
-
-    @classmethod
-    def studies(cls, context: StudyContext) -> list[Study]:
-        """Return what it studies of itself in an evaluation, of what `context` asks for; most study nothing."""
-        del context
-        return []
-
-    @classmethod
-    def tables(cls, row: Mapping[str, Any]) -> list[Table]:
-        """Return tables of its own for the report, made from its measured `row`; what the row lacks is left out."""
-        del row
-        return []
-
-    @classmethod
-    def plots(cls, row: Mapping[str, Any]) -> list[Plot]:
-        """Return plots of its own for the report, made from its measured `row`."""
-        del row
-        return []
 
     @classmethod
     def resolve(

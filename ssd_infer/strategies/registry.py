@@ -17,6 +17,7 @@ from ssd_infer.strategies.info import Entry, StrategyInfo, row_name
 
 if TYPE_CHECKING:
     from ssd_infer.strategies.base import Strategy
+    from ssd_infer.strategies.reported import KindStrategy, Reported
 
 ENTRY_POINTS = "ssd_infer.strategies"
 """Group of entry points whose values are strategy classes, one a name."""
@@ -70,14 +71,25 @@ def get(name: str) -> type[Strategy]:
     if name in _registered:
         return _registered[name]
     if name in _own() and _own()[name].info.kind == "causal":
-        module, _, attribute = _own()[name].place.partition(":")
-        return cast("type[Strategy]", getattr(import_module(module), attribute))
+        return cast("type[Strategy]", _imported(_own()[name]))
     if name in _installed():
         return _loaded(_installed()[name])
     known = [info.name for info in infos().values() if info.kind == "causal"]
     raise ConfigError(
         [Problem("draft", "must name a draft strategy", name, f"choose from {', '.join(sorted(known))}")]
     )
+
+
+def reported(name: str) -> type[Reported]:
+    """Return the strategy called `name` for models of any kind of model; ConfigError where there is none."""
+    own = _own().get(name)
+    return get(name) if own is None or own.info.kind == "causal" else _imported(own)
+
+
+def of_kind(kind: str) -> type[KindStrategy]:
+    """Return the strategy for models of `kind`, other than causal: its room decodes them, without a draft too."""
+    own = next(entry for entry in _own().values() if entry.info.kind == kind and entry.info.listed)
+    return cast("type[KindStrategy]", _imported(own))
 
 
 def find(draft: str) -> StrategyInfo | None:
@@ -128,6 +140,11 @@ def draft_problem(draft: str, kind: str | None = None) -> Problem | None:
 def _nearest(draft: str, known: Sequence[str]) -> str:
     near = get_close_matches(row_name(draft), known, n=1)
     return f"did you mean {near[0]}? " if near else ""
+
+
+def _imported(entry: Entry) -> type[Reported]:
+    module, _, attribute = entry.place.partition(":")
+    return cast("type[Reported]", getattr(import_module(module), attribute))
 
 
 @cache

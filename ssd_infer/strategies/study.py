@@ -94,6 +94,8 @@ class StudyContext:
     """Tokens decoded a prompt in the timed runs."""
     notes: list[str] = field(default_factory=list)
     """Warnings for the report."""
+    model: Any = None
+    """The model itself, where `target` is no view of it."""
 
 
 def no_fault(facts: Facts) -> str | None:

@@ -76,12 +76,14 @@ class CalibrationSet:
         """Run a candidate on all positions and compare its choices with the target's."""
         target = self.target
         cache = ScratchCache(self.session.cache)
-        hidden = target.run(target.embed(self.ids), self.window(), cache, layers=view)
+        window = self.window()
+        hidden = target.run(target.embed_at(self.ids, window, cache), window, cache, layers=view)
         return self.compare(target.logits(hidden))
 
     def compare(self, logits: Tensor) -> Scores:
         """Score a candidate's `(B, T, V)` logits."""
-        return compare(self.session.sampler, logits, self.reference)
+        scores = self.session.committed_scores(logits, self.starts)
+        return compare(self.session.sampler, scores, self.reference)
 
 
 @torch.inference_mode()
@@ -95,11 +97,12 @@ def gather(
     target = session.target
     ids = token_ids(session, starts, width)
     window = ScratchWindow(session.geometry, starts, width, "diagonal")
-    cache, hidden, states, first = ScratchCache(session.cache), target.embed(ids), {}, 0
+    cache, states, first = ScratchCache(session.cache), {}, 0
+    hidden = target.embed_at(ids, window, cache)
     for layer in capture:
         hidden = states[layer] = target.run(hidden, window, cache, first, layer)
         first = layer
-    logits = target.logits(target.run(hidden, window, cache, first))
+    logits = session.committed_scores(target.logits(target.run(hidden, window, cache, first)), starts)
     return CalibrationSet(session, list(starts), ids, choices(session.sampler, logits), states, own)
 
 

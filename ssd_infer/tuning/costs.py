@@ -120,7 +120,7 @@ def measure_costs(
     """
     sampler = Sampler(SamplingParams(do_sample=do_sample), target.device, seed=0)
     session = open_session(target, [[0] * context] * batch, 1, max(WIDTHS), sampler)
-    session.lengths = [context] * batch
+    session.pretend([context] * batch)
     seconds: dict[tuple[int, int], list[float]] = {}
     depths = (1, target.num_layers)
     for repeat in range(repeats + 1):
@@ -162,7 +162,9 @@ def _one_pass(session: Session, depth: int, width: int) -> None:
     """Embed `width` tokens, run `depth` layers, and choose a token at every position."""
     target = session.target
     ids = torch.zeros((len(session.lengths), width), dtype=torch.long, device=target.device)
-    hidden = target.run(target.embed(ids), session.window(width), session.cache, 0, depth)
+    window = session.window(width)
+    hidden = target.embed_at(ids, window, session.cache)
+    hidden = target.run(hidden, window, session.cache, 0, depth)
     logits = target.logits(hidden)
     if session.sampler.greedy:
         logits.argmax(dim=-1)

@@ -13,9 +13,17 @@ import torch
 from torch import Tensor
 
 from ssd_infer.engine.cache import RowCache
-from ssd_infer.engine.window import Geometry, Window
+from ssd_infer.engine.target import Target
+from ssd_infer.engine.window import Chunk, Geometry, Reach, Window
 
 Own = Literal["diagonal", "causal"]
+
+
+def unsupported_reason(target: Target) -> str | None:
+    """Return why committed text of `target` cannot be passed over again, or None: keys it has, states it has not."""
+    if not target.recurrent:
+        return None
+    return "candidates are scored on committed text, whose recurrent states are not kept (only those at its end are)"
 
 
 class ScratchWindow(Window):
@@ -34,20 +42,29 @@ class ScratchWindow(Window):
             self._limits = self.position_ids[:, :1].expand(-1, width)
             self.reach = max(starts)
 
-    def mask(self, sliding: int | None) -> Tensor | None:
+    def mask(self, reach: Reach) -> Tensor | None:
         """Return an additive mask `(1|B, 1, T, reach + T)` over committed slots, then the pass's own keys."""
-        if sliding not in self._masks:
+        if reach not in self._masks:
             committed = self.geometry.positions[:, None, : self.reach]
             hidden = committed >= self._limits.unsqueeze(-1)
             steps = torch.arange(self.width, device=hidden.device)
             ahead = steps[None, :] - steps[:, None]
-            closed = ahead != 0 if self.own == "diagonal" else ahead > 0
-            if sliding is not None:
-                hidden |= committed <= self.position_ids.unsqueeze(-1) - sliding
-                closed |= ahead <= -sliding
+            closed = (ahead != 0 if self.own == "diagonal" else ahead > 0)[None]
+            queries = self.position_ids.unsqueeze(-1)
+            if isinstance(reach, Chunk):
+                hidden |= committed // reach.size < queries // reach.size
+                closed = closed | (queries.transpose(1, 2) // reach.size < queries // reach.size)
+            elif reach is not None:
+                hidden |= committed <= queries - reach
+                closed = closed | (ahead <= -reach)
             own = closed.expand(hidden.shape[0], -1, -1)
-            self._masks[sliding] = self.geometry.additive(torch.cat([hidden, own], dim=-1)).unsqueeze(1)
-        return self._masks[sliding]
+            self._masks[reach] = self.geometry.additive(torch.cat([hidden, own], dim=-1)).unsqueeze(1)
+        return self._masks[reach]
+
+    def key_positions(self) -> Tensor:
+        """Return the positions `(1|B, reach + T)` of committed slots, then of the pass's own tokens."""
+        committed = self.geometry.positions[:, : self.reach].expand(self.position_ids.shape[0], -1)
+        return torch.cat([committed, self.position_ids], dim=1)
 
 
 class ScratchCache(RowCache):
@@ -75,3 +92,13 @@ class ScratchCache(RowCache):
                 stored[1].repeat_interleave(self._branches, dim=0),
             )
         return torch.cat([stored[0], keys], dim=2), torch.cat([stored[1], values], dim=2)
+
+    def keep(self, name: str, window: Window, values: Tensor) -> None:
+        """Hold the `(B, T, …)` values of this pass, of which nothing is stored."""
+        del window
+        self._beside[name] = values
+
+    def kept(self, name: str, window: Window) -> Tensor:
+        """Return the values of this pass."""
+        del window
+        return self._beside[name]

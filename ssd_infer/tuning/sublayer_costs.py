@@ -59,7 +59,7 @@ def measure_sublayers(
     whole = measure_costs(target, context, do_sample, repeats, batch)
     sampler = Sampler(SamplingParams(), target.device, seed=0)
     session = open_session(target, [[0] * context] * batch, 1, 1, sampler)
-    session.lengths = [context] * batch
+    session.pretend([context] * batch)
     ids = torch.zeros((batch, 1), dtype=torch.long, device=target.device)
     every = range(target.num_layers)
     views: list[View] = [
@@ -69,7 +69,8 @@ def measure_sublayers(
     ]
 
     def one_pass(view: View) -> None:
-        target.run(target.embed(ids), session.window(1), session.cache, layers=view)
+        window = session.window(1)
+        target.run(target.embed_at(ids, window, session.cache), window, session.cache, layers=view)
 
     seconds: list[list[float]] = [[] for _ in views]
     for repeat in range(repeats + 1):

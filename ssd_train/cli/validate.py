@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ssd_infer.config.checks import Checks
-from ssd_infer.config.evaluation import DEVICES, LAST_SEED, check_protocol
+from ssd_infer.config.evaluation import DEVICES, LAST_SEED, check_options
 from ssd_infer.strategies.registry import draft_problem
 from ssd_train.config.engines import ENGINES, SHARDING, zero_stage
 from ssd_train.config.rules_inputs import check_data, check_model
@@ -26,7 +26,7 @@ def validate(cfg: Root, checks: Checks) -> None:
     _check_run(cfg, checks)
     _check_train(cfg.train, checks.under("train"))
     _check_eval_draft(cfg, checks.under("eval"))
-    check_protocol(cfg.eval, checks.under("eval"))
+    check_options(cfg.eval, checks.under("eval"))
     check_model(cfg, checks.under("model"))
     check_data(cfg.data, checks.under("data"))
     check_recipe(cfg, checks.under("recipe"))
@@ -112,7 +112,7 @@ def _check_train(train: TrainConfig, checks: Checks) -> None:
     """Check counts, rates and the schedule."""
     for key in ("max_steps", "batch_size", "grad_accum", "save_steps", "logging_steps", "eval_batches"):
         checks.at_least(key, getattr(train, key), 1)
-    for key in ("eval_steps", "keep_last", "num_workers", "weight_decay", "max_grad_norm"):
+    for key in ("eval_steps", "keep_last", "num_workers", "weight_decay", "max_grad_norm", "max_minutes"):
         checks.at_least(key, getattr(train, key), 0)
     checks.above_zero("learning_rate", train.learning_rate)
     checks.within("adam_beta1", train.adam_beta1, 0, 1, open_end=True)

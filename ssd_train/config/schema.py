@@ -12,24 +12,28 @@ from typing import Any
 
 from omegaconf import MISSING
 
+from ssd_infer.config.evaluation import EvalOptions
+
 
 @dataclass(slots=True)
 class TrainConfig:
     """Length, batch and optimisation of a run, whatever the recipe."""
 
-    max_steps: int = 600
+    max_steps: int = 280
     """Optimizer steps of the whole run."""
+    max_minutes: float = 0.0
+    """End training after so many minutes, saved and reported on as it is; 0 sets no limit. A new start goes on."""
     batch_size: int = 8
     """Sequences in one forward pass on one process."""
     grad_accum: int = 1
     """Forward passes in one optimizer step."""
-    learning_rate: float = 2e-3
+    learning_rate: float = 3e-3
     """Peak learning rate, reached after the warm-up."""
     weight_decay: float = 0.1
     """Decoupled weight decay; biases and norms are exempt."""
     warmup_steps: float = 0.05
     """Warm-up: a share of `max_steps` when below 1, else a whole number of steps."""
-    lr_scheduler: str = "cosine"
+    lr_scheduler: str = "linear"
     """Learning-rate schedule after the warm-up: cosine, linear, constant or warmup_stable_decay (its last fifth)."""
     adam_beta1: float = 0.9
     """Adam's decay of the first moment."""
@@ -37,11 +41,11 @@ class TrainConfig:
     """Adam's decay of the second moment."""
     max_grad_norm: float = 1.0
     """Clip the gradient to this norm; 0 switches clipping off."""
-    save_steps: int = 200
+    save_steps: int = 140
     """Write a checkpoint every so many steps, and at the end."""
     logging_steps: int = 10
     """Log a line of metrics every so many steps."""
-    eval_steps: int = 200
+    eval_steps: int = 140
     """Measure the validation loss every so many steps; 0 measures at the end only."""
     eval_batches: int = 16
     """Validation batches of one measurement."""
@@ -56,24 +60,18 @@ class TrainConfig:
 
 
 @dataclass(slots=True)
-class EvalConfig:
-    """The checkpoint report a run writes for itself; fields as in `ssd_infer.config.evaluation.EvalSettings`."""
+class EvalConfig(EvalOptions):
+    """The checkpoint report a run writes for itself: all options of an evaluation, briefer unless told otherwise."""
 
     enabled: bool = True
     """Evaluate the final checkpoint."""
     every_checkpoint: bool = False
     """Evaluate every saved checkpoint too."""
-    draft: str = "all"
-    """`all`, or the name of one draft strategy."""
-    tasks: list[str] = field(default_factory=lambda: ["auto"])
-    """Prompt sets to decode; `auto` takes those that suit the checkpoint."""
     samples: int = 48
     """Prompts of each task; more of them tell more than repeats."""
     max_new_tokens: int = 96
     """Tokens decoded for each prompt."""
-    repeats: int = 1
-    """Timed repetitions of each prompt."""
-    max_minutes: float = 4.0
+    max_minutes: float = 5.0
     """Be done after this long, dealt out to the phases beforehand; 0 sets no limit."""
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ssd_infer.checkpoint.content import files_digest, text_digest
-from ssd_infer.corpus.textfiles import read_lines, read_objects
+from ssd_infer.corpus.textfiles import check_text, read_lines, read_objects
 from ssd_infer.errors import DataError
 from ssd_train.config.schema import LocalTextConfig
 from ssd_train.data.sources import Passage, TextSource, held_out
@@ -146,13 +146,7 @@ def _checked(value: object, option: str, name: str, where: str, key: str) -> str
             f"{option}: field {name!r} must hold text (got {type(value).__name__} in {where}); "
             "remove the row or choose another field"
         )
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise DataError(
-            f"{key}: {where} holds half of a surrogate pair ({error.object[error.start]!r}), which is not "
-            "text; write the file again with ensure_ascii=False"
-        ) from error
+    check_text(value, f"{key}: {where}")
     return value
 
 

@@ -18,7 +18,7 @@ _FREE = (
     *("run_name", "output_root", "resume", "dry_run", "print_config", "device", "threads"),
     *("eval.", "tracking.", "engine.", "data.cache_dir", "data.validation_blocks"),
     *("train.save_steps", "train.logging_steps", "train.eval_steps", "train.eval_batches", "train.keep_last"),
-    *("train.num_workers", "train.activation_checkpointing", "train.save_dtype"),
+    *("train.max_minutes", "train.num_workers", "train.activation_checkpointing", "train.save_dtype"),
     *("data.revision", "model.revision"),  # what they name is compared: see `check_same_contents`
     *("recipe.chunk_tokens", "recipe.early_exit.chunk_tokens"),
 )

@@ -5,6 +5,8 @@ Each is made by a process of its own: beside a trainer, its loaders and a tracki
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import json
 import logging
 from pathlib import Path
@@ -12,16 +14,36 @@ from typing import Any
 
 import torch
 
-from ssd_infer.config.evaluation import EvalSettings
+from ssd_infer.config.evaluation import EvalOptions, EvalSettings
+from ssd_infer.corpus import check_prompt_files
+from ssd_infer.errors import ConfigError, DataError
 from ssd_infer.evaluation import alone
 from ssd_infer.evaluation.series import reported
+from ssd_infer.evaluation.strategies import check_draft
 from ssd_infer.report.terminal import print_report
 from ssd_train.config.schema import Root
+from ssd_train.recipes import registry as recipes
 from ssd_train.runs.checkpoints import CheckpointStore
 from ssd_train.runs.randomness import untouched_randomness
 from ssd_train.runs.tracking import Tracker
 
 logger = logging.getLogger(__name__)
+
+
+def check_asked(cfg: Root) -> None:
+    """Raise what the report at the end would: ConfigError for its draft or parameters, DataError for a prompt file."""
+    known = recipes.infos()
+    kind = known[cfg.recipe.kind].kind if cfg.recipe.kind in known else "causal"
+    try:
+        check_draft(cfg.eval.draft, cfg.eval.draft_params, kind)
+    except ConfigError as error:
+        raise ConfigError(
+            [dataclasses.replace(problem, key=f"eval.{problem.key}") for problem in error.problems]
+        ) from error
+    try:
+        check_prompt_files(cfg.eval.tasks if cfg.eval.enabled else [])
+    except DataError as error:
+        raise DataError(f"eval.{error}") from error
 
 
 class Reporter:
@@ -74,16 +96,14 @@ class Reporter:
 
     def settings(self, path: Path, out: Path) -> EvalSettings:
         """Return the settings of one report."""
-        wanted, cfg = self.cfg.eval, self.cfg
+        cfg = self.cfg
+        asked = {
+            item.name: copy.copy(getattr(cfg.eval, item.name)) for item in dataclasses.fields(EvalOptions)
+        }
         return EvalSettings(
+            **asked,
             checkpoint=str(path),
-            draft=wanted.draft,
-            tasks=list(wanted.tasks),
             out=str(out),
-            samples=wanted.samples,
-            max_new_tokens=wanted.max_new_tokens,
-            repeats=wanted.repeats,
-            max_minutes=wanted.max_minutes,
             dtype="float32" if cfg.dtype == "float16" else cfg.dtype,
             device=cfg.device,
             threads=cfg.threads,

@@ -1,9 +1,12 @@
-"""Stop when the scheduler says so: a signal ends the run after the step in progress, with a checkpoint."""
+"""Stop when the scheduler or the clock says so: after the step in progress, with a checkpoint."""
 
 from __future__ import annotations
 
+import logging
+import math
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +18,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from ssd_infer.atomic import write_text
 from ssd_infer.jsonio import to_json
+
+logger = logging.getLogger(__name__)
 
 STOPPED = "stopped.json"
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
@@ -70,10 +75,52 @@ class StopSignals(TrainerCallback):
             raise _CutShort
 
     def _any_rank_heard(self, args: TrainingArguments) -> bool:
-        if args.world_size == 1:
-            return self.heard is not None
-        heard = torch.tensor(float(self.heard is not None), device=args.device)
-        return bool(self.trainer.accelerator.reduce(heard, reduction="sum").item() > 0)
+        return on_any_rank(self.trainer, args, self.heard is not None)
+
+
+class TimeLimit(TrainerCallback):
+    """End training after so many minutes of this start; all ranks stop when the clock of any has run out.
+
+    The schedule stays that of `train.max_steps`: what is left of it is done when the same command starts again.
+    """
+
+    def __init__(self, trainer: Any, minutes: float) -> None:
+        """Serve `trainer`; 0 minutes set no limit."""
+        self.trainer, self.seconds = trainer, 60 * minutes
+        self._ends = math.inf
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Count from here on."""
+        if self.seconds > 0:
+            self._ends = time.monotonic() + self.seconds
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Save and stop when the time is over before the last step; logs stay where they would have been."""
+        if math.isinf(self._ends) or state.global_step >= state.max_steps:
+            return
+        if not on_any_rank(self.trainer, args, time.monotonic() >= self._ends):
+            return
+        control.should_save = control.should_training_stop = True
+        if state.is_world_process_zero:
+            logger.warning(
+                "train.max_minutes=%g ended training after step %d of %d, which is saved; its learning rate and "
+                "curricula are those of the longer run, and the same command goes on from there",
+                self.seconds / 60,
+                state.global_step,
+                state.max_steps,
+            )
+
+
+def on_any_rank(trainer: Any, args: TrainingArguments, here: bool) -> bool:
+    """Tell whether `here` is true on any rank; every rank must ask."""
+    if args.world_size == 1:
+        return here
+    found = torch.tensor(float(here), device=args.device)
+    return bool(trainer.accelerator.reduce(found, reduction="sum").item() > 0)
 
 
 def note(run_dir: Path, stop: StopSignals, step: int) -> None:

@@ -12,10 +12,17 @@ from typing import Any
 import pytest
 
 import ssd_infer
+from ssd_infer import api
 from ssd_infer.checkpoint import kinds
-from ssd_infer.checkpoint.kinds import KINDS, kind_at, kind_of
+from ssd_infer.checkpoint.kinds import KINDS, kind_at, kind_of, register_classes
 from ssd_infer.config.evaluation import EvalSettings
+from ssd_infer.errors import DataError
 from ssd_infer.evaluation import evaluate
+from ssd_infer.evaluation.kind import PLACES, EvalKind, kind_class
+from ssd_infer.strategies.diffusion_strategy import DiffusionStrategy
+from ssd_infer.strategies.registry import infos, of_kind, reported
+from ssd_infer.strategies.reported import KindStrategy, Reported
+from ssd_infer.strategies.speech_strategy import SpeechStrategy
 from tests.conftest import ModelFactory
 
 
@@ -50,16 +57,28 @@ def test_each_model_type_belongs_to_one_kind() -> None:
 
 @pytest.fixture
 def other_kind(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
-    """Register a kind whose modules note how they were called."""
+    """Let models of type llama be of another kind, which notes how it was called."""
     calls: list[tuple[str, Any]] = []
-    module: Any = types.ModuleType("kind_of_a_test")
-    module.generate = lambda *given, **named: calls.append(("generate", (given, named))) or "generated"
-    module.evaluate = lambda *given: calls.append(("evaluate", given)) or {"report": 1}
-    monkeypatch.setitem(sys.modules, "kind_of_a_test", module)
-    spec = kinds.KindSpec(
-        ("llama",), "AutoModelForCausalLM", "AutoTokenizer", None, "kind_of_a_test", "kind_of_a_test"
-    )
+
+    class Other(KindStrategy):
+        @classmethod
+        def generate(cls, *given: Any, **named: Any) -> Any:
+            calls.append(("generate", (given, named)))
+            return "generated"
+
+    class Opened:
+        @classmethod
+        def open(cls, *given: Any) -> Any:
+            calls.append(("open", given))
+            raise DataError("opened")
+
+    spec = kinds.KindSpec(("llama",), "AutoModelForCausalLM", "AutoTokenizer", None)
     monkeypatch.setitem(KINDS, "diffusion", spec)
+    module: Any = types.ModuleType("kind_of_a_test")
+    module.Opened = Opened
+    monkeypatch.setitem(sys.modules, "kind_of_a_test", module)
+    monkeypatch.setitem(PLACES, "diffusion", "kind_of_a_test:Opened")
+    monkeypatch.setattr(api, "of_kind", {"diffusion": Other}.__getitem__)
     return calls
 
 
@@ -85,11 +104,25 @@ def test_generate_hands_every_argument_to_the_kind(
     assert other_kind == [("generate", ((model, prompts, None), given))]
 
 
-def test_evaluate_hands_the_settings_to_the_kind(tmp_path: Path, other_kind: list[tuple[str, Any]]) -> None:
+def test_evaluate_asks_the_kind(tmp_path: Path, other_kind: list[tuple[str, Any]]) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     settings = EvalSettings(checkpoint=str(tmp_path))
-    assert evaluate(settings) == {"report": 1}
-    assert other_kind == [("evaluate", (settings, None))]
+    with pytest.raises(DataError, match="opened"):
+        evaluate(settings, print)
+    assert other_kind == [("open", (settings, print))]
+
+
+def test_every_kind_is_evaluated_and_decoded_by_someone() -> None:
+    """The names of modules that are imported late lead somewhere."""
+    assert set(PLACES) == set(KINDS)
+    for kind in KINDS:
+        assert issubclass(kind_class(kind), EvalKind)
+        register_classes(kind)
+    assert issubclass(of_kind("diffusion"), DiffusionStrategy)
+    assert issubclass(of_kind("speech"), SpeechStrategy)
+    for name, info in infos().items():
+        assert issubclass(reported(name), Reported), name
+        assert info.kind in KINDS
 
 
 def test_load_tells_the_kind(tiny_model: ModelFactory, tmp_path: Path) -> None:

@@ -110,6 +110,23 @@ def test_one_task_needs_no_brackets(evaluate, checkpoint):
     assert "tasks.1: is not a task (got 'nothing')" in result.err
 
 
+def test_benchmark_files_are_looked_for_and_read_before_the_weights(evaluate, checkpoint, tmp_path):
+    path = tmp_path / "question.jsonl"
+    given = f"tasks=[categorie,spec_bench:{path},speed_bench:{path},spec_bench:x]"
+    wrong = evaluate(f"checkpoint={checkpoint}", given)
+    assert wrong.code == 2
+    assert "tasks.0: is not a task (got 'categorie'); did you mean 'categories'?" in wrong.err
+    assert f"tasks.1: there is no such file (got 'spec_bench:{path}')" in wrong.err
+    assert f"tasks.2: there is no such file (got 'speed_bench:{path}')" in wrong.err
+    assert "tasks: may name one spec_bench: file" in wrong.err
+    path.write_text('{"category": "writing", "turns": ["a"]}\n{"category": "writing", "turns": "b"}\n')
+    malformed = evaluate(f"checkpoint={checkpoint}", f"tasks=[spec_bench:{path}]")
+    assert malformed.code == 2
+    assert f"{path}:2: turns must be a list of one message or more (got 'b'); write" in malformed.err
+    assert "Traceback" not in malformed.err
+    assert "loading the checkpoint" not in malformed.out + malformed.err
+
+
 def test_help(evaluate):
     result = evaluate("--help")
     assert result.code == 0

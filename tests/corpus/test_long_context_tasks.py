@@ -7,7 +7,7 @@ import pytest
 from ssd_infer.corpus import build_tasks, calibration_prompts
 from ssd_infer.corpus.long_context import LONG_TASKS
 from ssd_infer.errors import DataError
-from tests.corpus.test_tasks import Letters, text_of
+from tests.corpus.tokenizers import Letters, text_of
 
 
 def secret(text: str) -> str | None:

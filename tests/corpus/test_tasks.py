@@ -7,24 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from ssd_infer.corpus import build_tasks, calibration_prompts, held_out_ids
+from ssd_infer.corpus import (
+    build_tasks,
+    calibrated_on_measured,
+    calibration_prompts,
+    check_prompt_files,
+    held_out_ids,
+)
 from ssd_infer.corpus.stdlib import documents
 from ssd_infer.errors import ConfigError, DataError
-
-
-class Letters:
-    """A tokenizer of one id a character, with an end mark."""
-
-    eos_token_id = 0
-
-    def __call__(
-        self, text: str, add_special_tokens: bool = True, split_special_tokens: bool = False
-    ) -> dict[str, list[int]]:
-        return {"input_ids": [*(ord(char) for char in text), *([0] if add_special_tokens else [])]}
-
-
-def text_of(ids: list[int]) -> str:
-    return "".join(map(chr, ids))
+from tests.corpus.tokenizers import Letters, text_of
 
 
 def test_auto_is_code_and_prose_and_repeats_exactly() -> None:
@@ -68,6 +60,40 @@ def test_file_prompts_as_text_ids_and_paragraphs(tmp_path: Path) -> None:
         "ab"
     ]
     assert calibration_prompts([task], Letters(), 3, 2) == [[5, 6], [8, 9], [100, 101]]
+    said = calibrated_on_measured([task])
+    assert said is not None
+    assert said.endswith("(file:p.jsonl)")
+
+
+def test_prompts_that_are_cut_are_counted_and_those_left_over_are_chosen_on(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text("\n".join(json.dumps({"ids": [n] * n}) for n in range(1, 15)))
+    task = build_tasks([f"file:{path}"], Letters(), 4, 2, seed=0)[0]
+    assert task.prompts == [[1], [2, 2], [3, 3], [4, 4]]
+    assert task.notes == (
+        "file:p.jsonl: 2 of 4 prompts are longer than prompt_tokens=2; their ends alone are decoded",
+    )
+    assert calibration_prompts([task], Letters(), 3, 2) == [[5, 5], [6, 6], [7, 7]]
+    assert len(task.held_back) == 8
+    assert calibrated_on_measured([task]) is None
+    assert build_tasks([f"file:{path}"], Letters(), 4, 20, seed=0)[0].notes == ()
+
+
+def test_a_prompt_file_may_lie_below_the_home_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "p.jsonl").write_text('{"ids": [3]}')
+    assert build_tasks(["file:~/p.jsonl"], Letters(), 4, 2, seed=0)[0].prompts == [[3]]
+
+
+def test_held_out_text_of_long_prompts_is_bounded(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text("\n".join(json.dumps({"ids": [n] * 100}) for n in range(1, 11)))
+    tasks = build_tasks([f"file:{path}"], Letters(), 10, 500, seed=0)
+    source, windows = held_out_ids(tasks, Letters(), 120, 30)
+    assert source == "the prompts"
+    assert windows == [[1] * 30, [4] * 30, [7] * 30, [10] * 30]
 
 
 @pytest.mark.parametrize(
@@ -76,6 +102,13 @@ def test_file_prompts_as_text_ids_and_paragraphs(tmp_path: Path) -> None:
         ("", "holds no prompt"),
         ("{", r"p\.jsonl:1 is not JSON"),
         ('{"other": 1}', r"p\.jsonl:1 has none of"),
+        ('{"ids": ["7"]}', r"p\.jsonl:1: ids must be a list of whole numbers \(got \['7'\]\); correct"),
+        ('{"ids": [7.5]}', r"p\.jsonl:1: ids must be"),
+        ('{"ids": [true]}', r"p\.jsonl:1: ids must be"),
+        ('{"ids": "7"}', r"p\.jsonl:1: ids must be"),
+        ('{"text": {"a": 1}}', r"p\.jsonl:1: text must be text or a list"),
+        ('{"prompt": 12}', r"p\.jsonl:1: prompt must be text or a list"),
+        ('{"text": "a\\ud800"}', r"p\.jsonl:1: text holds half of a surrogate pair"),
         (None, "cannot be read"),
     ],
 )
@@ -85,6 +118,8 @@ def test_unusable_files_say_what_is_wrong(tmp_path: Path, content: str | None, s
         path.write_text(content)
     with pytest.raises(DataError, match=said):
         build_tasks([f"file:{path}"], Letters(), 2, 9, 0)
+    with pytest.raises(DataError, match=said):
+        check_prompt_files(["auto", f"file:{path}"])
 
 
 def test_unknown_task_and_missing_tokenizer(tmp_path: Path) -> None:

@@ -77,8 +77,8 @@ _OWN: dict[str, dict[str, Any]] = {
 """What a family needs beyond the common shape, or what makes it differ from others."""
 
 
-def tiny_config(name: str) -> Any:
-    """Return the configuration of a family with every size it has made small."""
+def tiny_config(name: str, **changes: Any) -> Any:
+    """Return the configuration of a family with every size it has made small, but for `changes`."""
     kind = CONFIG_MAPPING[name]
     usual = kind()
     fields = {*inspect.signature(kind.__init__).parameters, *vars(usual), *kind.attribute_map}
@@ -90,12 +90,15 @@ def tiny_config(name: str) -> Any:
     if kinds:
         seen = list(dict.fromkeys(kinds))
         given["layer_types"] = [seen[index % len(seen)] for index in range(LAYERS)]
-    return kind(**given)
+    return kind(**given | changes)
 
 
-def tiny(name: str) -> nn.Module:
-    """Build a family's model from its tiny configuration, norms and biases random too, on the meta device if large."""
-    config = tiny_config(name)
+def tiny(name: str, **changes: Any) -> nn.Module:
+    """Build a family's model from its tiny configuration, norms and biases random too, on the meta device if large.
+
+    `changes` override the configuration.
+    """
+    config = tiny_config(name, **changes)
     with torch.device("meta"):
         model: nn.Module = AutoModelForCausalLM.from_config(config).eval()
     if sum(part.numel() for part in model.parameters()) > LARGEST:

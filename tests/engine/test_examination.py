@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from pathlib import Path
 from typing import Any
@@ -37,17 +38,25 @@ ROPES: dict[str, dict[str, Any]] = {
     "longrope": LONG,
 }
 VARYING = ("dynamic", "longrope")
+SWIFT = {"gamma": 4, "share": 1.0, "fruitless": 1.0, "worth": 1.0, "confidence": 0.0, "window": 8}
+SPARSE = {"selector": "pillar", "ratio": 0.5, "min_budget": 4, "gamma": 3, "cold_start": "dense"}
 WAYS: list[tuple[str | None, dict[str, Any]]] = [
     (None, {}),
     ("early_exit", {"exit_layer": 3, "gamma": 4}),
     ("skip_set", {"skip_attention": [2], "skip_mlp": [3], "gamma": 4, "confidence": 0.0}),
 ]
+MORE: list[tuple[str | None, dict[str, Any]]] = [
+    ("early_exit+ngram", {"exit_layer": 3, "gamma": 4, "trust": 1}),
+    ("swift", SWIFT),
+    ("sparse_attention", SPARSE),
+]
+"""Drafts that look back, or keep keys of their own."""
 
 
-def with_rope(kind: str, family: str = "llama", seed: int = 0) -> Any:
+def with_rope(kind: str, family: str = "llama", seed: int = 0, **more: Any) -> Any:
     """Build a model of one rotary type that attends sharply, so that another table changes its tokens."""
     rope = {"rope_type": kind, "rope_theta": 1e4, **ROPES[kind]}
-    model = build_model(family, seed=seed, max_position_embeddings=POSITIONS, rope_parameters=rope)
+    model = build_model(family, seed=seed, max_position_embeddings=POSITIONS, rope_parameters=rope, **more)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if name.endswith(("q_proj.weight", "k_proj.weight", "qkv_proj.weight")):
@@ -55,27 +64,80 @@ def with_rope(kind: str, family: str = "llama", seed: int = 0) -> Any:
     return model
 
 
+def alone(model: Any, rows: list[Tensor], new: int) -> list[list[int]]:
+    """Return transformers' continuations, each by a model whose rotary embeddings have seen no other text."""
+    return [greedy(copy.deepcopy(model), [row], new)[0] for row in rows]
+
+
 @pytest.mark.parametrize("kind", ROPES)
-def test_past_the_positions_of_a_model_decoding_is_exact_or_refused(kind: str) -> None:
+def test_past_the_positions_of_a_model_decoding_is_exact(kind: str) -> None:
     model = with_rope(kind)
-    rows = [torch.randint(3, 97, (size,), generator=torch.Generator().manual_seed(size)) for size in (24, 11)]
-    expected = None if kind in VARYING else greedy(model, rows, 40)
-    for draft, params in WAYS:
+    rows = [
+        torch.randint(3, 97, (size,), generator=torch.Generator().manual_seed(size))
+        for size in (24, 11, 45, 33)
+    ]
+    expected, before = alone(model, rows, 40), state_of(model)
+    assert expected == alone(model, rows, 40)
+    for draft, params in [*WAYS, *(MORE if kind in VARYING else [])]:
         arguments = {"draft": draft, "draft_params": params, "max_new_tokens": 40, "eos_token_id": []}
-        if expected is None:
-            with pytest.raises(
-                UnsupportedModelError, match=f"type '{kind}' depend on the longest position of a pass"
-            ):
-                ssd_infer.generate(model, rows, **arguments)
-        else:
-            out = ssd_infer.generate(model, rows, **arguments)
-            assert out.sequences == expected
-            assert "64 tokens go past the 32 positions" in out.note
+        out = ssd_infer.generate(model, rows, **arguments)
+        assert out.sequences == expected, draft
+        assert "85 tokens go past the 32 positions" in out.note
+        for row, tokens in zip(rows, expected, strict=True):
+            assert ssd_infer.generate(model, [row], **arguments).sequences == [tokens]
+    for name, part in before.items():
+        assert torch.equal(part, state_of(model)[name])
 
 
-def test_phi3_with_longrope_is_refused_for_plain_decoding_too() -> None:
-    with pytest.raises(UnsupportedModelError, match=r"Phi3ForCausalLM .* 'longrope'"):
-        ssd_infer.generate(with_rope("longrope", "phi3"), [[3, 4]], max_new_tokens=2)
+def state_of(model: Any) -> dict[str, Tensor]:
+    """Return copies of what a model's rotary embeddings remember."""
+    return {name: part.clone() for name, part in model.model.rotary_emb.named_buffers()}
+
+
+@pytest.mark.parametrize("kind", VARYING)
+def test_tables_by_length_change_tokens_so_that_a_wrong_one_would_be_seen(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = with_rope(kind)
+    rows = [torch.randint(3, 97, (24,), generator=torch.Generator().manual_seed(seed)) for seed in range(6)]
+    target = Target.of(model)
+    monkeypatch.setattr(target, "_varying", {})  # encode everything as one pass over all slots would
+    found = ssd_infer.generate(model, rows, max_new_tokens=40, eos_token_id=[]).sequences
+    assert found != alone(model, rows, 40)
+
+
+@pytest.mark.parametrize("kind", VARYING)
+def test_what_was_decoded_before_changes_nothing(kind: str) -> None:
+    model = with_rope(kind)
+    short, long = ([torch.arange(3, 3 + size)] for size in (20, 60))
+    first = ssd_infer.generate(model, short, max_new_tokens=20, eos_token_id=[]).sequences
+    greedy(model, long, 20)
+    ssd_infer.generate(model, long, max_new_tokens=20, eos_token_id=[])
+    assert ssd_infer.generate(model, short, max_new_tokens=20, eos_token_id=[]).sequences == first
+    assert first == alone(with_rope(kind), short, 20)
+
+
+def test_a_model_that_has_seen_a_long_text_is_taken_apart_as_a_new_one() -> None:
+    used, rows = with_rope("dynamic"), [torch.arange(3, 40)]
+    greedy(used, [torch.arange(3, 90)], 4)
+    grown = used.model.rotary_emb.max_seq_len_cached
+    found = ssd_infer.generate(used, rows, max_new_tokens=20, eos_token_id=[]).sequences
+    assert found == alone(with_rope("dynamic"), rows, 20)
+    assert used.model.rotary_emb.max_seq_len_cached == grown
+
+
+def test_phi3_with_longrope_is_refused_where_generate_would_encode_the_text_anew() -> None:
+    model = with_rope("longrope", "phi3", original_max_position_embeddings=POSITIONS)
+    for length, new in ((20, 13), (33, 30), (50, 20)):
+        row = torch.randint(3, 97, (length,), generator=torch.Generator().manual_seed(length))
+        for draft, params in WAYS[:2]:
+            out = ssd_infer.generate(
+                model, [row], draft=draft, draft_params=params, max_new_tokens=new, eos_token_id=[]
+            )
+            assert out.sequences == alone(model, [row], new)
+    for rows in ([20], [40, 32]):
+        with pytest.raises(UnsupportedModelError, match=r"Phi3ForCausalLM .* change at 32 tokens"):
+            ssd_infer.generate(model, [[5] * length for length in rows], max_new_tokens=14)
 
 
 def test_a_rotary_type_is_found_wherever_a_configuration_keeps_it() -> None:
@@ -162,7 +224,7 @@ def test_a_window_the_model_attends_by_is_accepted_and_left_alone(width: int) ->
     model: Any = build_model("mistral", max_position_embeddings=8192, sliding_window=width)
     before = model.config.to_dict()
     target = Target.of(model)
-    assert target.sliding == [width] * 4
+    assert target.reach == [width] * 4
     assert model.config.to_dict() == before
 
 
@@ -172,8 +234,8 @@ def test_a_window_too_wide_to_be_run_is_compared_narrowed(
 ) -> None:
     model: Any = build_model(family, max_position_embeddings=8192, sliding_window=4096)
     target = Target.of(model)
-    assert 4096 in target.sliding
-    target.sliding = [None for _ in target.sliding]  # a view that forgets the window
+    assert 4096 in target.reach
+    target.reach = [None for _ in target.reach]  # a view that forgets the window
     narrowed = examine._narrowed(target)
     assert narrowed is not None
     monkeypatch.setattr(examine, "_narrowed", lambda _target: narrowed)
@@ -280,27 +342,28 @@ def test_only_texts_past_the_positions_of_a_checkpoint_are_remarked_on(tiny_mode
 
 
 def test_every_missing_part_is_named() -> None:
-    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers import XGLMConfig, XGLMForCausalLM
 
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=16, n_layer=2, n_head=2, n_positions=32))
-    expected = (
-        "no token embeddings `embed_tokens`, no single list of decoder layers `layers`, no final norm `norm` and no "
-        "rotary embeddings `rotary_emb`"
+    model = XGLMForCausalLM(
+        XGLMConfig(vocab_size=50, d_model=16, num_layers=2, attention_heads=2, ffn_dim=32)
     )
+    expected = "it has no final norm `norm` and no rotary embeddings `rotary_emb`"
     with pytest.raises(UnsupportedModelError, match=expected):
         ssd_infer.generate(model, [[1, 2]], max_new_tokens=2)
 
 
-def test_a_bundled_engine_refuses_as_well(tmp_path: Path) -> None:
+def test_a_bundled_engine_knows_families_and_rotary_tables(tmp_path: Path) -> None:
     from ssd_infer.hf import write_custom_generate
 
-    model = with_rope("dynamic")
-    model.save_pretrained(tmp_path)
-    write_custom_generate(tmp_path, {"exit_layer": 2, "gamma": 2})
-    with pytest.raises(Exception, match="'dynamic' depend on the longest position"):
-        model.generate(
-            torch.tensor([[3, 4, 5]]),
-            custom_generate=str(tmp_path),
-            trust_remote_code=True,
-            max_new_tokens=4,
+    for name, model in (
+        ("dynamic", with_rope("dynamic")),
+        ("cohere", build_model("cohere", logit_scale=0.25)),
+    ):
+        folder = tmp_path / name
+        model.save_pretrained(folder)
+        write_custom_generate(folder, {"exit_layer": 2, "gamma": 2})
+        ids = torch.randint(3, 97, (1, 40), generator=torch.Generator().manual_seed(1))
+        found = copy.deepcopy(model).generate(
+            ids, custom_generate=str(folder), trust_remote_code=True, max_new_tokens=12, do_sample=False
         )
+        assert found[0, 40:].tolist() == alone(model, [ids[0]], 12)[0]

@@ -309,9 +309,9 @@ def test_a_report_of_a_right_draft_says_what_was_compared(checkpoint: Path, tmp_
 def test_a_law_without_time_is_not_run_and_that_is_said(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ssd_infer.evaluation import section
+    from ssd_infer.evaluation.causal import judging
 
-    monkeypatch.setattr(section, "batch_deadline", lambda _: NOW)
+    monkeypatch.setattr(judging, "batch_deadline", lambda _: NOW)
     made = report(checkpoint, tmp_path, "early_exit:company")
     details = {row["name"]: row["lossless"]["detail"] for row in made["strategies"]}
     assert "ragged batch: not run for lack of time" in details["early_exit:company:t1"]

@@ -23,7 +23,7 @@ from ssd_infer.evaluation.measure import (
     fitting_tokens,
     measure,
 )
-from ssd_infer.evaluation.section import stand_in
+from ssd_infer.evaluation.setting import stand_in
 from ssd_infer.evaluation.summary import (
     baseline_row,
     measured_noise,
@@ -113,8 +113,8 @@ def test_time_limit_ends_on_a_complete_round() -> None:
     ("wanted", "warm", "left", "tokens"),
     [
         (128, 1.2, math.inf, 128),
-        (128, 1.2, 128.0, 128),
-        (128, 1.2, 60.0, 60),
+        (128, 1.2, 51.2, 128),
+        (128, 1.2, 24.0, 60),
         (128, 1.2, 12.0, 32),
         (128, 1.2, 4.0, 20),
         (128, 1.2, 0.0, 16),

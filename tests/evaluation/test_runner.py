@@ -17,7 +17,8 @@ from ssd_infer.__main__ import main
 from ssd_infer.checkpoint.provenance import command_line, weights_sha256
 from ssd_infer.config.evaluation import EvalSettings
 from ssd_infer.errors import CheckpointError, ConfigError, DataError, OutputError
-from ssd_infer.evaluation import evaluate, runner, section
+from ssd_infer.evaluation import evaluate
+from ssd_infer.evaluation.causal import causal_kind, judging
 from ssd_infer.evaluation.series import evaluate_run, find_checkpoints
 from ssd_infer.report.rows import exit_code, gains, noise_rows, plain_rows
 from ssd_infer.report.schema import validate
@@ -208,7 +209,7 @@ def test_what_is_predicted_to_lose_is_plain_untimed_and_its_law_untested(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     losing(monkeypatch)
-    monkeypatch.setattr(section, "judge_sampling", lambda *_: pytest.fail("a law that cannot be broken"))
+    monkeypatch.setattr(judging, "judge_sampling", lambda *_: pytest.fail("a law that cannot be broken"))
     report = evaluate(settings(checkpoint, out=str(tmp_path / "r"), draft="early_exit"))
     for name, plain in (("early_exit", "ssd_plain"), ("early_exit:t1", "ssd_plain:t1")):
         row = rows(report)[name]
@@ -460,7 +461,7 @@ def test_a_tokenizer_of_another_model_is_refused(checkpoint: Path, tmp_path: Pat
 def test_an_unwritable_place_is_refused_before_loading(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "open_context", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr(causal_kind, "open_context", lambda *_: pytest.fail("loaded"))
     (tmp_path / "file").touch()
     with pytest.raises(OutputError, match=r"out: must be a place .*/file/out': Not a directory"):
         evaluate(settings(checkpoint, out=str(tmp_path / "file" / "out")))
@@ -498,7 +499,7 @@ def test_libraries_are_quiet_during_an_evaluation(
         seen.append(logging.get_verbosity())
         raise DataError("enough seen")
 
-    monkeypatch.setattr(runner, "open_context", open_nothing)
+    monkeypatch.setattr(causal_kind, "open_context", open_nothing)
     before = logging.get_verbosity()
     with pytest.raises(DataError, match="enough seen"):
         evaluate(settings(checkpoint, out=str(tmp_path)))

@@ -112,6 +112,20 @@ def test_losing_to_prompt_lookup_is_said_overall_and_by_task() -> None:
     assert verdict([row("early_exit", 1.5)], [peer(1.2)], [])["warnings"] == []
 
 
+def test_losing_on_many_tasks_is_one_sentence() -> None:
+    mine = row("early_exit", 1.5)
+    names = [f"categories/{name}" for name in ("coding", "maths", "writing", "chat", "reasoning")]
+    mine["per_task"] = [{**mine["per_task"][0], "name": name, "speedup": 1.5} for name in names]
+    lookups = dict(zip(names, (1.6, 1.7, 2.0, 1.8, 1.0), strict=True))
+    assert verdict([mine], [peer(1.2, lookups)], [])["warnings"] == [
+        "early_exit loses to transformers' prompt lookup on 4 of 5 tasks, most of all on categories/writing "
+        "(1.50× against 2.00×)"
+    ]
+    both = verdict([mine], [peer(1.62, lookups)], [])["warnings"]
+    assert both[0] == "early_exit loses to transformers' prompt lookup (1.50× against 1.62×)"
+    assert len(both) == 2
+
+
 def test_a_loss_inside_the_noise_is_no_loss() -> None:
     close, brief = row("early_exit", 1.5), peer(1.7)
     close["extra"]["noise"] = 0.2

@@ -100,7 +100,8 @@ class Overwriting(Echo):
     def propose(self, limit: int) -> Proposal:
         session, proposal = self.session, super().propose(limit)
         ids = torch.cat([session.pending.unsqueeze(1), proposal.tokens], dim=1)
-        hidden = session.run(session.target.embed(ids), session.window(ids.shape[1]), 0, 1)
+        window = session.window(ids.shape[1])
+        hidden = session.run(session.target.embed_at(ids, window, session.cache), window, 0, 1)
         proposal.hidden, proposal.resume_layer = hidden.roll(1, dims=0), 1
         return proposal
 

@@ -118,7 +118,9 @@ def test_a_draft_of_resident_experts_never_waits(store: tuple[Path, list[list[in
     from ssd_infer.engine.window import Window
 
     with torch.inference_mode():
-        target.run(target.embed(torch.tensor([[5, 6, 7, 8]])), Window(geometry, [0], 4), cache, layers=view)
+        window = Window(geometry, [0], 4)
+        hidden = target.embed_at(torch.tensor([[5, 6, 7, 8]]), window, cache)
+        target.run(hidden, window, cache, layers=view)
     assert resident.counters.reads == 0
     assert resident.counters.hits == resident.counters.asked > 0
     assert resident.resident() == before
@@ -188,7 +190,7 @@ def test_memory_holds_the_store_of_a_view(store: tuple[Path, list[list[int]]]) -
     ids = torch.arange(2, 8)[None]
     with torch.inference_mode():
         cache, window = target.new_cache(1, 6), Window(target.geometry(6), [0], 6)
-        found = target.logits(target.run(target.embed(ids), window, cache, layers=layers))
+        found = target.logits(target.run(target.embed_at(ids, window, cache), window, cache, layers=layers))
         assert torch.allclose(found, model(input_ids=ids).logits, atol=1e-10)
     assert {name: id(module) for name, module in model.named_modules()} == modules
     assert model.config._experts_implementation == "eager"

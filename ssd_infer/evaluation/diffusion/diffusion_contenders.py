@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
-from ssd_infer.engine.sampling import SamplingParams
 from ssd_infer.engine.stats import Stats
 from ssd_infer.evaluation.bench import EvalContext
 from ssd_infer.evaluation.contenders import Contender, Decode, Prompts
 from ssd_infer.families.diffusion.decoding import block_width
 from ssd_infer.families.diffusion.denoiser import Denoiser
 from ssd_infer.families.diffusion.settings import SamplerSettings
-from ssd_infer.strategies.fewer_steps.fewer_steps import NAME, resolve
-from ssd_infer.strategies.fewer_steps.generate import generate
+from ssd_infer.strategies.diffusion_strategy import Call, DiffusionStrategy, Draft
+from ssd_infer.strategies.registry import of_kind
 from ssd_infer.strategies.study import Sampling
 
 THRESHOLD = 0.9
 """θ of the lossy peer, Fast-dLLM's own."""
+
+
+def strategy() -> type[DiffusionStrategy]:
+    """Return the strategy whose room decodes diffusion models."""
+    return cast("type[DiffusionStrategy]", of_kind("diffusion"))
 
 
 def decoding(
@@ -37,10 +41,10 @@ def decoding(
 
     def decode(prompts: Prompts, max_new_tokens: int, seed: int) -> tuple[list[list[int]], Stats | None]:
         width = 1 if denoiser.block_causal else block_width(denoiser, sampler, max_new_tokens)
-        out = generate(
+        out = strategy().generate(
             model,
             prompts,
-            draft=None if params is None else NAME,
+            draft=None if params is None else strategy().info.name,
             draft_params=params,
             max_new_tokens=-(-max_new_tokens // width) * width,
             seed=seed,
@@ -49,7 +53,8 @@ def decoding(
             generation_rules="off",
             **sampling.arguments(),
         )
-        return out.sequences, out.stats
+        sequences: list[list[int]] = out.sequences
+        return sequences, out.stats
 
     return decode
 
@@ -70,27 +75,29 @@ def lossy_peer(bench: EvalContext, sampling: Sampling, sampler: SamplerSettings)
     return peer
 
 
-def resolved_contender(
-    bench: EvalContext, name: str, params: dict[str, Any], sampling: Sampling, sampler: SamplerSettings
-) -> tuple[Contender, float | None]:
-    """Return the contender of a draft, its `auto` resolved on calibration prompts, and its predicted speedup."""
-    how = SamplingParams(not sampling.greedy, sampling.temperature or 1.0, sampling.top_k, sampling.top_p)
-    batch = bench.settings.batch_size
-    draft = resolve(
-        bench.model, NAME, params, sampler, how, bench.calibration, bench.settings.max_new_tokens, batch
-    )
+def resolved(
+    bench: EvalContext, params: dict[str, Any], sampling: Sampling, sampler: SamplerSettings
+) -> Draft:
+    """Return the draft with its `auto` resolved on calibration prompts."""
+    call = Call(sampler, sampling.params, bench.settings.max_new_tokens, bench.settings.batch_size)
+    return strategy().resolve(bench.model, params, call, bench.calibration)
+
+
+def drafting(
+    bench: EvalContext, name: str, draft: Draft, sampling: Sampling, sampler: SamplerSettings
+) -> Contender:
+    """Return the contender of a resolved draft."""
     plain = draft.drafter is None
-    contender = Contender(
+    return Contender(
         name,
         "strategy",
         decoding(bench.model, None if plain else draft.params, sampling, sampler),
-        draft=NAME,
+        draft=strategy().info.name,
         params=draft.params,
         note=draft.note,
         plain=plain,
         extra_bytes=0 if draft.drafter is None else scratch_bytes(bench, draft.drafter.gamma),
     )
-    return contender, draft.predicted_speedup
 
 
 def scratch_bytes(bench: EvalContext, gamma: int) -> int:

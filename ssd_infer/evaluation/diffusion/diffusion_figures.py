@@ -1,4 +1,4 @@
-"""What a row of `fewer_steps` tells beside acceptance and speed: calls, sequences, v(r), the sampler."""
+"""What a row of a diffusion checkpoint tells beside acceptance and speed: calls, sequences, the sampler."""
 
 from __future__ import annotations
 
@@ -7,29 +7,17 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from ssd_infer.engine.sampling import SamplingParams
-from ssd_infer.evaluation.bench import EvalContext
-from ssd_infer.evaluation.contenders import Contender
 from ssd_infer.evaluation.measure import Measurements
-from ssd_infer.families.diffusion.settings import SamplerSettings
-from ssd_infer.strategies.fewer_steps.call_costs import predicted_speedup
-from ssd_infer.strategies.fewer_steps.step_calibration import Call, cached_profile
 
 
-def figures(
-    bench: EvalContext,
-    contender: Contender,
-    found: Measurements,
-    sampler: SamplerSettings,
-    sampling: SamplingParams,
-) -> dict[str, Any]:
-    """Return NFE, rows, tokens by both, v(r), acceptance by depth on calibration prompts, and all sampler fields."""
-    records = found.of(contender.name)
+def figures(found: Measurements, name: str) -> dict[str, Any]:
+    """Return NFE, rows, tokens by both, and all sampler fields of what was timed as `name`."""
+    records = found.of(name)
     stats = [record.decoded.stats for record in records if record.decoded.stats]
     nfe = sum(int(item.report["nfe"]) for item in stats)
     rows = sum(int(item.report["rows"]) for item in stats)
     tokens = sum(item.total.emitted for item in stats)
-    more: dict[str, Any] = {
+    return {
         "nfe": nfe,
         "rows": rows,
         "tokens_per_nfe": tokens / nfe,
@@ -40,17 +28,6 @@ def figures(
         "entropy": unigram_entropy([row for record in records for row in record.decoded.tokens]),
         "claim": claim(stats[-1].report),
     }
-    if contender.kind == "strategy":
-        call = Call(sampler, sampling, bench.settings.max_new_tokens, bench.settings.batch_size)
-        profile = cached_profile(bench.model, call, bench.calibration)
-        gamma = int(contender.params.get("gamma", 1))
-        chain = profile.acceptance(gamma)
-        more["calls"] = {"curve": profile.costs.curve(), "batch": profile.costs.batch}
-        more["calibration"] = {
-            "acceptance_by_depth": chain,
-            "predicted_chain_speedup": predicted_speedup(chain, profile.costs),
-        }
-    return more
 
 
 def unigram_entropy(outputs: Sequence[Sequence[int]]) -> float | None:

@@ -1,4 +1,4 @@
-"""Exactness of lossless CTC drafting at batch 1 and in a ragged batch, at several budgets."""
+"""Exactness of drafts that promise the text of plain decoding, at batch 1 and in a ragged batch, at several budgets."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from torch import Tensor
 
 from ssd_infer.evaluation.batch_exactness import ROWS, Case, Check, Known, batch_deadline, plan, run_checks
 from ssd_infer.evaluation.losslessness import LosslessResult
-from ssd_infer.evaluation.speech.contest import Contender
-from ssd_infer.evaluation.speech.trial import Trial
+from ssd_infer.evaluation.speech.trial import Trial, strategy
+from ssd_infer.families.speech.encoding import encode
 from ssd_infer.families.speech.result import Timer
-from ssd_infer.strategies.ctc_draft.ctc_params import CTCDraftParams
-from ssd_infer.strategies.ctc_draft.decode import decode
-from ssd_infer.strategies.ctc_draft.recognise import encode
+from ssd_infer.strategies.speech_strategy import SpeechDraft
 
 ALONE, TOGETHER = "plain decoding of each utterance alone", "plain decoding of the same batch"
 SHORT = (1, 2, 5)
@@ -24,15 +22,14 @@ SHORT = (1, 2, 5)
 UNLIMITED = 1 << 20
 
 
-def exact_in_batches(trial: Trial, contenders: Sequence[Contender]) -> dict[str, LosslessResult]:
-    """Compare the drafts among `contenders` with plain decoding; the model's own end mark ends every row."""
+def exact_in_batches(trial: Trial, drafts: Sequence[SpeechDraft]) -> dict[str, LosslessResult]:
+    """Compare `drafts` with plain decoding; the model's own end mark ends every row. Return results by name."""
     deadline = batch_deadline(trial.budget)
-    judged = [item for item in contenders if item.failure is None]
     plainly = Plainly(trial.model, trial.processor, utterances(trial))
     longest = max(SHORT[-1] + 1, *map(len, plainly.tokens(Case(tuple(range(ROWS)), UNLIMITED), None)))
     ends = (int(trial.model.decoder.eos),)
     cases = [Case(case.rows, case.budget, ends) for case in plan([*SHORT, longest + 1], [])]
-    checks = {item.name: plainly.check(item, cases) for item in judged}
+    checks = {item.name: plainly.check(item, cases) for item in drafts}
     return run_checks(checks, plainly.expected, lambda *_: False, deadline)
 
 
@@ -53,13 +50,12 @@ class Plainly:
     waves: list[Tensor]
     _encoded: dict[tuple[int, ...], Any] = field(default_factory=dict)
 
-    def tokens(self, case: Case, method: str | None, params: CTCDraftParams | None = None) -> list[list[int]]:
-        """Decode the utterances of a case by any method."""
+    def tokens(self, case: Case, draft: SpeechDraft | None) -> list[list[int]]:
+        """Decode the utterances of a case with a draft, or plainly for None."""
         if case.rows not in self._encoded:
             waves = [self.waves[row] for row in case.rows]
             self._encoded[case.rows] = encode(self.model, self.processor, waves, Timer())
-        found = decode(self.model, self._encoded[case.rows], method, params, case.budget)
-        return [row.tokens for row in found.rows]
+        return strategy().decode(self.model, self._encoded[case.rows], draft, case.budget)
 
     def expected(self, case: Case) -> Mapping[str, Sequence[Known]]:
         """Return what plain decoding says of each row; in less than float32 a row encoded alone rounds differently."""
@@ -69,6 +65,6 @@ class Plainly:
             found[ALONE] = [Known(tokens) for tokens in each]
         return found
 
-    def check(self, item: Contender, cases: list[Case]) -> Check:
+    def check(self, draft: SpeechDraft, cases: list[Case]) -> Check:
         """Return the check of one draft."""
-        return Check(lambda case: self.tokens(case, item.method, item.params), cases)
+        return Check(lambda case: self.tokens(case, draft), cases)

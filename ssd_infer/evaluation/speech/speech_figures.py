@@ -1,49 +1,41 @@
-"""Sum up one decoder's runs: error rates, routes, acceptance, where the time went."""
+"""Sum up one decoder's recognitions: error rates, routes, where the time went."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ssd_infer.engine.stats import RowStats
-from ssd_infer.evaluation.speech.contest import Benchmark, Run
+from ssd_infer.evaluation.measure import Measurements, Record
+from ssd_infer.evaluation.speech.speech_units import SpeechUnit, said
 from ssd_infer.families.speech.greedy import Work
 from ssd_infer.families.speech.result import PHASES, RowResult
 from ssd_infer.families.speech.scoring import auroc, characters, deciles, interval, total, words
 
-Key = tuple[int, int, int]
-"""(repeat, unit, row)"""
-
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Everything a row says of one contender at one batch size."""
+    """What a row says of one contender at one batch size, beside speed and acceptance."""
 
-    contest: Benchmark
+    found: Measurements
     name: str
+    units: Mapping[int, SpeechUnit]
+    """By index."""
     processor: Any
 
     @property
-    def runs(self) -> list[Run]:
-        """Return the timed runs."""
-        return self.contest.runs[self.name]
-
-    def outputs(self) -> dict[Key, list[int]]:
-        """Return the tokens of every (repeat, unit, row)."""
-        return {
-            (run.repeat, run.unit.index, row): result.tokens
-            for run in self.runs
-            for row, result in enumerate(run.decoded.rows)
-        }
+    def records(self) -> list[Record]:
+        """Return the timed recognitions."""
+        return self.found.of(self.name)
 
     def rows(self, task: str | None = None) -> list[tuple[str, RowResult]]:
         """Return transcript and result of every utterance of the first repeat."""
         return [
             (item.text, result)
-            for run in self.runs
-            if run.repeat == 0 and task in (None, run.unit.task)
-            for item, result in zip(run.unit.items, run.decoded.rows, strict=True)
+            for record in self.found.of(self.name, task)
+            if record.repeat == 0
+            for item, result in zip(self.units[record.unit].items, said(record)[0].rows, strict=True)
         ]
 
     def quality(self, task: str | None = None) -> dict[str, Any]:
@@ -70,40 +62,29 @@ class Figures:
         fallen = [row for _, row in self.rows() if row.route == "fallback" and row.drafted]
         return sum(row.kept for row in fallen) / sum(row.drafted for row in fallen) if fallen else None
 
-    def acceptance(self) -> RowStats:
-        """Return the verify passes' counters, pooled over all runs."""
-        pooled = RowStats()
-        for run in self.runs:
-            for row in run.decoded.rows:
-                pooled.add(row.stats)
-        return pooled
-
     def work(self) -> Work:
-        """Return the decoder's passes over all runs."""
+        """Return the decoder's passes over all recognitions."""
         done = Work()
-        for run in self.runs:
-            done.add(run.decoded.work)
+        for record in self.records:
+            done.add(said(record)[0].work)
         return done
 
     def seconds(self) -> dict[str, float]:
-        """Return seconds by phase over all runs."""
-        return {name: sum(run.decoded.timer.seconds[name] for run in self.runs) for name in PHASES}
+        """Return seconds by phase over all recognitions."""
+        timers = [said(record)[0].timer.seconds for record in self.records]
+        return {name: sum(seconds[name] for seconds in timers) for name in PHASES}
 
     def utterances(self) -> int:
         """Return how many recognitions were timed."""
-        return sum(len(run.decoded.rows) for run in self.runs)
-
-    def tokens(self) -> int:
-        """Return the tokens of all runs, EOS excluded."""
-        return sum(len(row.tokens) for run in self.runs for row in run.decoded.rows)
+        return sum(len(record.decoded.tokens) for record in self.records)
 
     def doubt(self, measure: str) -> dict[str, Any]:
-        """Say how well gate 1's `measure` tells right drafts from wrong ones: AUROC, and deciles of both, in nats."""
+        """Say how well a `measure` of doubt tells right drafts from wrong ones: AUROC, and deciles of both, in nats."""
         right: list[float] = []
         wrong: list[float] = []
         for text, row in self.rows():
             if row.entropy is not None and row.drafted:
-                said = self.processor.decode(row.tokens) if row.tokens else ""
-                (right if words([text], [said])[0].edits == 0 else wrong).append(row.entropy)
+                heard = self.processor.decode(row.tokens) if row.tokens else ""
+                (right if words([text], [heard])[0].edits == 0 else wrong).append(row.entropy)
         found = {"auroc": auroc(right, wrong), "right": deciles(right), "wrong": deciles(wrong)}
         return {"measure": measure, **found}

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-import ssd_infer
-from ssd_infer.checkpoint.load import Loaded
-from ssd_infer.config.checks import Checks
+from ssd_infer.checkpoint.load import Loaded, load_with
 from ssd_infer.config.evaluation import EvalSettings
 from ssd_infer.engine.devices import check_device
 from ssd_infer.errors import CheckpointError, ConfigError, DataError, Problem
+from ssd_infer.evaluation.bench import Say
+from ssd_infer.families.speech.encoding import encode
 from ssd_infer.families.speech.fast import fastest
 from ssd_infer.families.speech.result import Timer
 from ssd_infer.families.speech.scoring import normalise
@@ -28,14 +26,11 @@ from ssd_infer.families.speech.utterances import (
     read_manifest,
     read_utterances,
 )
-from ssd_infer.strategies.ctc_draft.ctc_params import canonical, check_name, parse
-from ssd_infer.strategies.ctc_draft.gate_calibration import Costs
-from ssd_infer.strategies.ctc_draft.recognise import encode, recognise
+from ssd_infer.strategies.registry import of_kind
+from ssd_infer.strategies.speech_strategy import SpeechStrategy
 from ssd_infer.tuning.budget import Budget
 
-Say = Callable[[str], None]
 MOST_DEV = 200
-COST_UTTERANCES = 12
 
 
 @dataclass(slots=True)
@@ -57,28 +52,42 @@ class Trial:
     """Warnings collected on the way."""
 
     @property
+    def device(self) -> torch.device:
+        """Return where the model lives."""
+        device: torch.device = self.model.device
+        return device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the precision of the model."""
+        dtype: torch.dtype = self.model.dtype
+        return dtype
+
+    @property
     def vocab_size(self) -> int:
         """Return V, blank included."""
         return int(self.model.config.vocab_size)
 
 
+def strategy() -> type[SpeechStrategy]:
+    """Return the strategy whose room decodes speech models."""
+    return cast("type[SpeechStrategy]", of_kind("speech"))
+
+
 def open_trial(settings: EvalSettings, say: Say) -> Trial:
     """Load the checkpoint and its held-out speech; raises before measuring when something is wrong with either."""
-    checks = Checks()
-    if settings.draft != "all":
-        check_name(settings.draft, checks)
-    checks.finish()
+    strategy().check(settings.draft, settings.draft_params, None)
     check_device(settings.device)
     paths = _paths(settings)
     budget = Budget(settings.max_minutes)
     say("loading the checkpoint")
-    loaded = ssd_infer.load(settings.checkpoint, dtype=settings.dtype, device=settings.device)
+    loaded = load_with(settings.checkpoint, settings.loading(), settings.dtype, settings.device)
     model: Any = loaded.model
     if loaded.processor is None:
         raise CheckpointError(
             f"checkpoint: {settings.checkpoint!r} holds no processor; save it beside the weights"
         )
-    parse(canonical(settings.draft), _given(settings), int(model.config.vocab_size))
+    strategy().check(settings.draft, settings.draft_params, int(model.config.vocab_size))
     say("reading held-out speech")
     trial = Trial(settings, loaded, fastest(model), loaded.processor, {}, [], budget, say)
     for name, path in paths.items():
@@ -103,28 +112,6 @@ def prompts_sha256(items: list[Utterance]) -> str:
         digest.update(item.samples.numpy().tobytes())
         digest.update(item.text.encode())
     return digest.hexdigest()
-
-
-def measure_costs(trial: Trial) -> Costs:
-    """Return what encoding, draft, verify pass and decoder step cost at batch size 1: medians in seconds."""
-    params = parse("ctc_draft", {"theta_ctc": None, "theta_lm": 0.0}, trial.vocab_size)
-    checked, alone = [], []
-    for item in trial.dev[:COST_UTTERANCES] * 2:
-        checked.append(recognise(trial.model, trial.processor, [item.samples], "ctc_draft", params)[0])
-        alone.append(recognise(trial.model, trial.processor, [item.samples], None)[0])
-    half = len(alone) // 2  # the first pass over them warms up
-    seconds = [run.timer.seconds for run in checked[half:]]
-    steps = [run.timer.seconds["fallback"] / run.work.forwards for run in alone[half:]]
-    return Costs(
-        median(entry["features"] + entry["encode"] for entry in seconds),
-        median(entry["ctc"] for entry in seconds),
-        median(entry["verify"] for entry in seconds),
-        median(steps),
-    )
-
-
-def _given(settings: EvalSettings) -> dict[str, Any]:
-    return dict(settings.draft_params) if settings.draft != "all" else {}
 
 
 def _paths(settings: EvalSettings) -> dict[str, Path]:

@@ -45,7 +45,7 @@ class Denoiser(ModelView):
         self.shift = bool(config.logit_shift)
         self.block_causal = bool(config.block_causal)
         self.vocab_size = int(config.vocab_size)
-        self.embed: nn.Module = backbone.get_input_embeddings()
+        self.embedding: nn.Module = backbone.get_input_embeddings()
         self.layers = [product_view(layer, _ROWS) for layer in _layers(backbone, type(model).__name__)]
         self.norm: nn.Module = backbone.norm
         self.head: nn.Module = product_view(model.get_output_embeddings(), _ROWS)  # type: ignore[operator]
@@ -72,7 +72,7 @@ class Denoiser(ModelView):
         `mask` `(B|1, 1, N, K)` is additive over cached and new keys, None where all see all; `cache` stands in for
         transformers' own and may be None.
         """
-        hidden = self.embed(ids)
+        hidden = self.embedding(ids)
         extra: dict[str, Any] = {
             "attention_mask": mask,
             "position_ids": positions,

@@ -12,7 +12,7 @@ RESCORING = StrategyInfo(
     "rescoring", "speech", "reference", in_all=False, listed=False, needs=NEEDS, order=61
 )
 ENTRIES = (
-    Entry(CTC_DRAFT, "ssd_infer.strategies.ctc_draft.transcription:transcribe"),
-    Entry(SASD, "ssd_infer.strategies.ctc_draft.references:sasd"),
-    Entry(RESCORING, "ssd_infer.strategies.ctc_draft.references:rescore"),
+    Entry(CTC_DRAFT, "ssd_infer.strategies.ctc_draft.ctc_strategy:CTCDraft"),
+    Entry(SASD, "ssd_infer.strategies.ctc_draft.ctc_strategy:CTCDraft"),
+    Entry(RESCORING, "ssd_infer.strategies.ctc_draft.ctc_strategy:CTCDraft"),
 )

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from ssd_infer.families.speech.encoding import batches, encode
 from ssd_infer.families.speech.greedy import Row, Work, finish, step
 from ssd_infer.families.speech.result import Timer
 from ssd_infer.families.speech.scoring import Edits, total, words
@@ -27,7 +28,6 @@ from ssd_infer.strategies.ctc_draft.ctc import Draft
 from ssd_infer.strategies.ctc_draft.ctc_params import CTCDraftParams
 from ssd_infer.strategies.ctc_draft.decode import decode, draft_of, token_limits
 from ssd_infer.strategies.ctc_draft.gates import likelihoods
-from ssd_infer.strategies.ctc_draft.recognise import batches, encode
 
 PAPER_INCREASE = 0.14
 """Relative WER increase of the paper's fast setting (6.56 against 5.75): arXiv 2603.11243, table 1."""

@@ -13,18 +13,19 @@ from torch import nn
 from ssd_infer.checkpoint.kinds import kind_of
 from ssd_infer.checkpoint.load import Loaded
 from ssd_infer.config.checks import Checks
-from ssd_infer.engine.generation_rules import read_rules
+from ssd_infer.engine.generation_rules import refuse_rules
 from ssd_infer.engine.model_view import evaluating
 from ssd_infer.engine.stats import Stats
 from ssd_infer.engine.streaming import streaming
 from ssd_infer.engine.values import number, shown, unboxed, whole
 from ssd_infer.errors import ConfigError, Problem
 from ssd_infer.families.speech.audio import Audio, from_array, read_audio
+from ssd_infer.families.speech.encoding import batches
 from ssd_infer.families.speech.fast import fastest
 from ssd_infer.families.speech.result import ROUTES, RowResult
 from ssd_infer.families.speech.segments import LONGEST_SECONDS, Segment, segments
 from ssd_infer.strategies.ctc_draft.ctc_params import CTCDraftParams, canonical, check_name, parse
-from ssd_infer.strategies.ctc_draft.recognise import batches, confidences, recognise
+from ssd_infer.strategies.ctc_draft.recognise import confidences, recognise
 from ssd_infer.strategies.ctc_draft.saved_thresholds import thresholds_of
 
 BATCH_SIZE = 8
@@ -82,7 +83,7 @@ def transcribe(
     if problem is not None:
         checks.problems.append(problem)
     module = model.model if isinstance(model, Loaded) else model
-    read_rules(module, "model", do_sample=False, problems=checks.problems)
+    refuse_rules(module, "model", {}, do_sample=False, problems=checks.problems)
     draft, draft_params = _draft(draft, draft_params, checks)
     size = _size(batch_size, checks)
     seconds = _seconds(segment_seconds, checks)

@@ -46,7 +46,8 @@ class EarlyExit(Stepwise):
         """Run the first E layers on one `token` `(B,)` a row; return exit states `(B, 1, d)`."""
         session, target = self.session, self.session.target
         window = session.window(1, offset)
-        return target.run(target.embed(token.unsqueeze(1)), window, session.cache, 0, self.exit_layer)
+        hidden = target.embed_at(token.unsqueeze(1), window, session.cache)
+        return target.run(hidden, window, session.cache, 0, self.exit_layer)
 
     @classmethod
     def applicable(cls, target: Target) -> str | None:

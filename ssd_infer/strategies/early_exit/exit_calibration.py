@@ -108,7 +108,7 @@ def _compare(target: Target, prompt: list[int], output: list[int], sampler: Samp
     ids = torch.tensor([prompt + output[:-1]], device=target.device)
     session = open_session(target, [ids[0].tolist()], 1, 0, sampler)
     window = session.window(ids.shape[1])
-    hidden, states = target.embed(ids), []
+    hidden, states = target.embed_at(ids, window, session.cache), []
     deepest = max(1, target.num_layers // 2)
     for index in range(target.num_layers):
         hidden = target.run(hidden, window, session.cache, index, index + 1)

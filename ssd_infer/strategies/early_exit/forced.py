@@ -168,7 +168,8 @@ def _compare(
     ids = torch.tensor([prompt + text[:-1]], device=target.device)
     session = open_session(target, [ids[0].tolist()], 1, 0, sampler)
     window = session.window(ids.shape[1])
-    early = target.run(target.embed(ids), window, session.cache, 0, shape.exit_layer)
+    start = target.embed_at(ids, window, session.cache)
+    early = target.run(start, window, session.cache, 0, shape.exit_layer)
     final = target.run(early, window, session.cache, shape.exit_layer, target.num_layers)
     return overlap(target.logits(final[0, len(prompt) :]), target.logits(early[0, len(prompt) :]), sampler)
 

@@ -10,10 +10,11 @@ from torch import nn
 from ssd_infer.engine.sampling import SamplingParams
 from ssd_infer.errors import ConfigError, Problem
 from ssd_infer.families.diffusion.settings import SamplerSettings
+from ssd_infer.strategies.diffusion_strategy import Call, Draft
 from ssd_infer.strategies.fewer_steps.drafts import DRAFTERS
 from ssd_infer.strategies.fewer_steps.freedave import FreeDave
-from ssd_infer.strategies.fewer_steps.resolved_draft import Draft, made
-from ssd_infer.strategies.fewer_steps.step_calibration import Call, resolve_auto
+from ssd_infer.strategies.fewer_steps.resolved_draft import made
+from ssd_infer.strategies.fewer_steps.step_calibration import resolve_auto
 
 NAME = "fewer_steps"
 DEFAULT_DRAFTER = "ssd_chain"

@@ -18,8 +18,9 @@ from ssd_infer.families.diffusion.reader import Reader
 from ssd_infer.families.diffusion.settings import SamplerSettings
 from ssd_infer.families.diffusion.state import Canvas, State
 from ssd_infer.families.diffusion.step import STEP, Choice, Reading, Stepper
+from ssd_infer.strategies.diffusion_strategy import Call, Draft
 from ssd_infer.strategies.fewer_steps.call_costs import CallCosts, measure_calls
-from ssd_infer.strategies.fewer_steps.resolved_draft import Draft, made
+from ssd_infer.strategies.fewer_steps.resolved_draft import made
 from ssd_infer.strategies.fewer_steps.spiffy import Path, most_travelled
 from ssd_infer.strategies.fewer_steps.ssd_tree import SSDTree
 from ssd_infer.tuning.memo import Memo
@@ -30,17 +31,6 @@ AUTOMATIC = ("ssd_chain", "ssd_tree", "spiffy")
 """Drafters that `drafter=auto` chooses from; ties go to the first."""
 WORTH = 1.02
 """A draft predicted to gain less than this is not made."""
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """What of a call the best draft depends on."""
-
-    settings: SamplerSettings
-    sampling: SamplingParams
-    max_new_tokens: int
-    batch: int
-    """Rows decoded together."""
 
 
 @dataclass(slots=True)

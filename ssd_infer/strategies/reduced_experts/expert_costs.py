@@ -89,6 +89,6 @@ class CostMeter:
 def _run(session: Session, ids: Tensor, at: int, width: int, layers: Sequence[nn.Module] | None) -> None:
     """Run one pass over `width` tokens of `ids` `(1, T)` from position `at` on, and choose tokens."""
     target = session.target
-    hidden = target.embed(ids[:, at : at + width])
     window = Window(session.geometry, [at], width)
+    hidden = target.embed_at(ids[:, at : at + width], window, session.cache)
     target.logits(target.run(hidden, window, session.cache, layers=layers)).argmax(-1)

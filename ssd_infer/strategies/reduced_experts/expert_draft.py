@@ -53,7 +53,7 @@ class ExpertDraft(Stepwise):
         """Run all layers on one `token` `(B,)` a row; return `(B, 1, d)`."""
         session, target, resume = self.session, self.session.target, self.resume_layer
         window = session.window(1, offset)
-        hidden = target.embed(token.unsqueeze(1))
+        hidden = target.embed_at(token.unsqueeze(1), window, session.cache)
         self._own = target.run(hidden, window, session.cache, 0, resume, self.view) if resume else hidden
         return target.run(self._own, window, session.cache, resume, layers=self.view)
 
@@ -123,11 +123,12 @@ class ExpertDraft(Stepwise):
         alive = torch.ones(rows, dtype=torch.bool, device=device)
         counts = torch.zeros(rows, dtype=torch.long, device=device)
         pending = torch.zeros_like(counts)
-        drafts, probs, unverified, states = [], [], [], []
+        drafts: list[Tensor] = []
+        probs, unverified, states = [], [], []
         self._logits = []
         for offset in range(most):
             hidden = self.step(token, offset)
-            logits = session.target.logits(hidden[:, 0])
+            logits = session.draft_scores(session.target.logits(hidden[:, 0]), drafts)
             token, q = self._pick(logits)
             sure = self._top(logits, q)
             drafts.append(token)

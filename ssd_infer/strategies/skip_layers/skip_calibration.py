@@ -16,6 +16,7 @@ from ssd_infer.strategies.skip_layers.bayes import search_bayes
 from ssd_infer.strategies.skip_layers.dp import search_dp
 from ssd_infer.strategies.skip_layers.search_result import SearchResult
 from ssd_infer.strategies.skip_layers.skip_params import SkipSetParams
+from ssd_infer.tuning import scratch
 from ssd_infer.tuning.calibration_text import CalibrationSet, write_calibration_set
 from ssd_infer.tuning.memo import Memo
 from ssd_infer.tuning.prediction import GAMMAS, THRESHOLDS, predict
@@ -69,6 +70,9 @@ def resolve_skip_set(
     """
     if params.resolved:
         return Resolved(params)
+    if (reason := scratch.unsupported_reason(target)) is not None:
+        missing = "give skip_attention, skip_mlp, gamma and confidence"
+        return Resolved(None, f"plain decoding: no set can be searched or calibrated ({reason}); {missing}")
     skips, note, facts = params.skips, "", dict[str, Any]()
     if skips is None:
         found, note = cached_search(target, prompts, do_sample, method, seconds)

@@ -29,6 +29,7 @@ from ssd_infer.strategies.skip_layers.online import RATIOS, AcceptanceDrop, Prop
 from ssd_infer.strategies.skip_layers.stream_study import study_search
 from ssd_infer.strategies.skip_layers.view_draft import ViewDraft
 from ssd_infer.strategies.streams import stream_studies
+from ssd_infer.tuning import scratch
 from ssd_infer.tuning.prediction import GAMMAS
 from ssd_infer.tuning.sublayer_costs import SublayerCosts, cached_sublayer_costs
 
@@ -271,7 +272,7 @@ class Swift(ViewDraft):
         """Need layers whose sublayers can be left out, and one between first and last."""
         if target.num_layers < 3:
             return "first and last layer are always kept, and the model has no other"
-        return unsupported_reason(target)
+        return unsupported_reason(target) or scratch.unsupported_reason(target)
 
     @classmethod
     def resolve(

@@ -47,7 +47,8 @@ class ViewDraft(Stepwise):
         """Run the kept sublayers on one `token` `(B,)` a row; return `(B, 1, d)`."""
         session, target, resume = self.session, self.session.target, self.resume_layer
         window = session.window(1, offset)
-        self._own = target.run(target.embed(token.unsqueeze(1)), window, session.cache, 0, resume)
+        hidden = target.embed_at(token.unsqueeze(1), window, session.cache)
+        self._own = target.run(hidden, window, session.cache, 0, resume)
         return target.run(self._own, window, session.cache, resume, layers=self.view)
 
     def own_states(self, hidden: Tensor) -> Tensor:

@@ -144,7 +144,8 @@ def _show_prompts(session: Session, drafter: SparseDraft) -> None:
         for pair in held
         for part in pair
     ]
-    session.run(session.target.embed(ids), session.window_at(starts, width))
+    window = session.window_at(starts, width)
+    session.run(session.target.embed_at(ids, window, session.cache), window)
     for part, slots in zip((part for pair in held for part in pair), kept, strict=True):
         for row, start in enumerate(starts):
             part[row, :, start : start + width] = slots[row]

@@ -46,7 +46,8 @@ class Balanced(Decoding):
             segments = [self._segment(place, row) for place, row in enumerate(session.rows)]
             ids = torch.tensor([[token for part in segments for token in part.ids]], device=target.device)
             window = MixedWindow(session.geometry, segments)
-            logits = target.logits(target.run(target.embed(ids), window, self.cache, layers=self.layers))[0]
+            hidden = target.embed_at(ids, window, self.cache)
+            logits = target.logits(target.run(hidden, window, self.cache, layers=self.layers))[0]
             drafting = [part for part in segments if not part.verifies]
             verifying = [part for part in segments if part.verifies]
             if drafting:
@@ -93,6 +94,8 @@ class Balanced(Decoding):
         rows = [self.session.rows[part.row] for part in drafting]
         steps = [part.ahead for part in drafting]
         sampler.begin([row.index for row in rows], [row.emitted for row in rows], steps)
+        if self.session.rules is not None:
+            own = self.session.rules.step(rows, own, [self.drafts[part.row] for part in drafting])
         probs = None if sampler.greedy else sampler.probs(own)
         tokens = own.argmax(dim=-1) if probs is None else sampler.draw(probs)
         for at, (part, token) in enumerate(zip(drafting, tokens.tolist(), strict=True)):
@@ -112,8 +115,11 @@ class Balanced(Decoding):
         drafts = [part.ids[1:] + [0] * (most - count) for part, count in zip(verifying, counts, strict=True)]
         rows = [session.rows[part.row] for part in verifying]
         session.sampler.begin([row.index for row in rows], [row.emitted for row in rows])
+        scores = logits[torch.tensor(index, device=device)]
+        if session.rules is not None:
+            scores = session.rules.target(rows, scores, [part.ids[1:] for part in verifying])
         accepted, following = accept(
-            logits[torch.tensor(index, device=device)],
+            scores,
             torch.tensor(drafts, dtype=torch.long, device=device).view(len(drafts), most),
             torch.tensor(counts, device=device),
             self._laws(verifying, most, logits.shape[-1]),

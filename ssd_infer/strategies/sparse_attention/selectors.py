@@ -31,8 +31,7 @@ class Shape:
     @classmethod
     def of(cls, target: Target, cache: RowCache, prompts: Sequence[int]) -> Shape:
         """Read the sizes of `cache`, which holds keys of `target`."""
-        heads = getattr(target.config, "num_key_value_heads", None) or target.config.num_attention_heads
-        return cls(cache.num_layers, heads, cache.capacity, tuple(prompts), target.device)
+        return cls(cache.num_layers, target.key_shape()[0], cache.capacity, tuple(prompts), target.device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ def measure(target: Target, context: int, batch: int) -> SparseCosts:
     """
     sampler = Sampler(SamplingParams(), target.device, seed=0)
     session = open_session(target, [[0] * context] * batch, 1, max(WIDTHS), sampler)
-    session.lengths = [context] * batch
+    session.pretend([context] * batch)
     budgets = tuple(budget(context, ratio, 64) for ratio in (0.025, 0.2))
     bench = _Bench(session, target, budgets)
     calls: dict[str, Callable[[], None]] = {
@@ -146,8 +146,7 @@ class _Bench:
 
     def _embed(self, width: int) -> torch.Tensor:
         ids = torch.zeros((len(self.session.lengths), width), dtype=torch.long, device=self.target.device)
-        hidden: torch.Tensor = self.target.embed(ids)
-        return hidden
+        return self.target.embed_at(ids, self.session.window(width), self.cache)
 
     def full(self, width: int, view: SelfMasking, depth: int | None = None) -> None:
         """Run full attention over a window of `width`, through `depth` layers (None: all of the bench)."""

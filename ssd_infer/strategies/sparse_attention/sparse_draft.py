@@ -101,7 +101,8 @@ class SparseDraft(Stepwise):
     def step(self, token: Tensor, offset: int) -> Tensor:
         """Run all layers on one `token` `(B,)` a row over the selected slots; return `(B, 1, d)`."""
         session, target = self.session, self.session.target
-        hidden, window = target.embed(token.unsqueeze(1)), session.window(1, offset)
+        window = session.window(1, offset)
+        hidden = target.embed_at(token.unsqueeze(1), window, session.cache)
         if not self._selected:
             return target.run(hidden, window, session.cache, layers=self._dense)
         if self.paged is not None:

@@ -10,12 +10,13 @@ MOST_SHARE = 0.1
 
 def slot_bytes(target: Target) -> int:
     """Return the bytes of the keys and values of one slot over all layers and heads."""
-    return target.num_layers * _heads(target) * 2 * _size(target) * target.dtype.itemsize
+    heads, size = target.key_shape()
+    return target.num_layers * heads * 2 * size * target.dtype.itemsize
 
 
 def row_bytes(target: Target, context: int, columns: int) -> int:
     """Return what drafting adds for one row of `context` slots: `columns` gathered ones and a float32 score a slot."""
-    return columns * slot_bytes(target) + 4 * target.num_layers * _heads(target) * context
+    return columns * slot_bytes(target) + 4 * target.num_layers * target.key_shape()[0] * context
 
 
 def fits(target: Target, context: int, batch: int, columns: int) -> bool:
@@ -26,13 +27,3 @@ def fits(target: Target, context: int, batch: int, columns: int) -> bool:
     weights = sum(part.numel() * part.element_size() for part in here)
     plain = weights + batch * context * slot_bytes(target)
     return batch * row_bytes(target, context, columns) <= MOST_SHARE * plain
-
-
-def _heads(target: Target) -> int:
-    config = target.config
-    return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
-
-
-def _size(target: Target) -> int:
-    config = target.config
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)

