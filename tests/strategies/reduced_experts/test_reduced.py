@@ -289,7 +289,7 @@ def test_costs_come_from_all_texts_and_real_rounds() -> None:
     profile = calibration.make_profile(Target.of(model), params, ROWS, False)
     verify = profile.costs.verify
     assert (*verify.at, *profile.unions) == (1, *WIDTHS, *WIDTHS)
-    assert list(verify.seconds) == sorted(verify.seconds)
+    assert list(verify.seconds[1:]) == sorted(verify.seconds[1:])
     unions = list(profile.unions.values())
     assert TOP_K <= unions[0] <= unions[-1] <= EXPERTS
     excess = verify(1) / profile.costs.plain
