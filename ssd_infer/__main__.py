@@ -6,6 +6,11 @@ Evaluate the checkpoints of a training run as they appear, in a job of its own:
 
     python -m ssd_infer watch=RUN_DIR [draft=all|NAME] [tasks=...]
 
+Load as transformers does: a name on the hub with its revision, an adapter, other devices, quantised weights:
+
+    python -m ssd_infer checkpoint=OWNER/NAME revision=main
+    python -m ssd_infer checkpoint=DIR adapter=DIR device_map=auto quantization_config.quant_method=...
+
 Smoke run on a CPU, under a minute:
 
     python -m ssd_infer checkpoint=DIR samples=2 repeats=1 max_new_tokens=16 grid=false
@@ -39,7 +44,7 @@ def settings_of(cfg: DictConfig) -> EvalSettings:
 
 def run(cfg: DictConfig) -> int:
     """Evaluate as `cfg` says; return 0 only if every strategy that claims to be lossless proved it."""
-    settings = _at_home(settings_of(cfg))
+    settings = _as_directory(_at_home(settings_of(cfg)))
     from ssd_infer.evaluation import evaluate, report_folder
     from ssd_infer.evaluation.alone import evaluate_alone
     from ssd_infer.evaluation.progress import spinner
@@ -71,8 +76,21 @@ def _at_home(settings: EvalSettings) -> EvalSettings:
         checkpoint=full(settings.checkpoint),
         watch=None if settings.watch is None else full(settings.watch),
         out=None if settings.out is None else full(settings.out),
+        adapter=None if settings.adapter is None else full(settings.adapter),
+        cache_dir=None if settings.cache_dir is None else full(settings.cache_dir),
         tasks=[f"file:{full(task[5:])}" if task.startswith("file:") else task for task in settings.tasks],
     )
+
+
+def _as_directory(settings: EvalSettings) -> EvalSettings:
+    """Return `settings` about a directory, where the checkpoint is a name on the hub; its report goes to `reports/`."""
+    if settings.revision is None or settings.watch is not None:
+        return settings
+    from ssd_infer.checkpoint.hub import snapshot
+
+    folder, name = snapshot(settings.checkpoint, settings.loading()), settings.checkpoint.replace("/", "--")
+    out = settings.out or str(Path("reports") / f"{name}-{settings.revision}")
+    return replace(settings, checkpoint=str(folder), out=out, revision=None)
 
 
 def exit_code(report: Mapping[str, Any]) -> int:

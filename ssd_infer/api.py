@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 from torch import Tensor, nn
 
@@ -11,6 +11,7 @@ from ssd_infer.checkpoint.kinds import kind_of
 from ssd_infer.checkpoint.load import Loaded, load
 from ssd_infer.engine.positions import beyond_positions
 from ssd_infer.engine.request import read_request
+from ssd_infer.engine.rule_values import GenerationRules
 from ssd_infer.engine.streaming import streaming
 from ssd_infer.engine.values import shown
 from ssd_infer.errors import ConfigError, Problem
@@ -40,6 +41,7 @@ def generate(
     streamer: Any | None = None,
     sampler: Mapping[str, Any] | None = None,
     generation_rules: Literal["model", "off"] = "model",
+    **rules: Unpack[GenerationRules],
 ) -> GenerateOutput:
     """Decode `input_ids` with the model drafting for itself; the output is that of plain decoding.
 
@@ -57,12 +59,14 @@ def generate(
     `at_hand`, and every `auto`) choose what is drafted by all rows, so with them other mates may lead to other draws of
     the same law.
 
-    Rules in the generation config that change what is emitted (repetition_penalty, min_new_tokens, …:
-    `ssd_infer.engine.generation_rules`) are not followed yet: a call under one is refused, and
-    `generation_rules="off"` decodes without them.
+    Rules of the model's generation config about the score of a next token (`repetition_penalty`, `suppress_tokens`,
+    `min_p`, …: all in `ssd_infer.engine.rule_values.GenerationRules`) hold at every position, drafted or not, for each
+    row as if it were alone; an argument of that name takes a rule's place, None switches it off, and
+    `generation_rules="off"` switches off all of the model's own. Other rules (beams, guidance, watermarks, time limits)
+    are refused by name.
 
-    Raises ConfigError with everything that is wrong with the arguments, and UnsupportedModelError for architectures
-    the engine cannot split by layers.
+    Raises ConfigError with everything that is wrong with the arguments, UnsupportedModelError for architectures the
+    engine cannot split by layers, and NoTokenError where rules leave no token to draw.
     """
     arguments: dict[str, Any] = {
         "draft": draft,
@@ -81,7 +85,7 @@ def generate(
     kind = kind_of(getattr(module, "config", None))
     if kind != "causal":  # whose own `generate` ends the streamer
         more: dict[str, Any] = {} if sampler is None else {"sampler": sampler}
-        more |= {} if generation_rules == "model" else {"generation_rules": generation_rules}
+        more |= rules if generation_rules == "model" else {"generation_rules": generation_rules, **rules}
         other: GenerateOutput = of_kind(kind).generate(
             model, input_ids, attention_mask, streamer=streamer, **arguments, **more
         )
@@ -91,7 +95,7 @@ def generate(
             rule = "belongs to diffusion models; this one decodes autoregressively"
             problems.append(Problem("sampler", rule, shown(sampler), "leave it out"))
         arguments |= {"input_ids": input_ids, "attention_mask": attention_mask}
-        request = read_request(module, problems, generation_rules=generation_rules, **arguments)
+        request = read_request(module, problems, generation_rules=generation_rules, rules=rules, **arguments)
         strategy = strategy_of(request, problems)
         problems += stream.problems(len(request.prompts))
         if problems or module is None:

@@ -6,13 +6,16 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ssd_infer.engine.generation_rules import read_prepared_rules
+from ssd_infer.engine.generation_rules import read_prepared_rules, read_rules
+from ssd_infer.engine.given_processors import of_a_rule, read_processors
 from ssd_infer.engine.request import Request, read_draft, read_prompts, read_seed
+from ssd_infer.engine.rules import RuleSource
 from ssd_infer.engine.sampling import SamplingParams
 from ssd_infer.engine.stopping import StopRule
 from ssd_infer.engine.streaming import Stream, streaming
@@ -97,7 +100,6 @@ def self_speculate(
     problems: list[Problem] = []
     request = _request(call, strategy, draft_params, seed, problems)
     problems += stream.problems(int(call.input_ids.shape[0]), "token_streamer")
-    read_prepared_rules(call.config, problems)
     _refuse_options(call, problems)
     _refuse_model_inputs(call, request.prompts, problems)
     if problems:
@@ -116,51 +118,32 @@ def _request(
 ) -> Request:
     """Return what the prepared call asks for; what cannot be read is added to `problems`."""
     limit, eos = _ends(call, problems)
+    stop = StopRule.read(eos, None, problems)
+    sampling, rules = _choosing(call, stop, problems)
     return Request(
         read_prompts(call.input_ids, call.model_kwargs.get("attention_mask"), problems),
         limit - int(call.input_ids.shape[-1]),
-        _sampling(call, problems),
-        StopRule.read(eos, None, problems),
+        sampling,
+        stop,
         read_seed(seed, problems),
         *read_draft(None if strategy is None else strategy.info.name, draft_params, problems),
+        rules,
     )
 
 
-def _sampling(call: Prepared, problems: list[Problem]) -> SamplingParams:
-    """Read the warpers `generate` prepared; any other processor is a problem."""
-    from transformers.generation import logits_process as known
-
-    order = {
-        known.TemperatureLogitsWarper: "temperature",
-        known.TopKLogitsWarper: "top_k",
-        known.TopPLogitsWarper: "top_p",
-    }
-    values: dict[str, Any] = {}
-    rule = "must be one temperature, one top-k and one top-p, in this order, and nothing else"
-    for processor in call.processors or []:
-        name = order.get(type(processor))
-        later = list(order.values())[list(order.values()).index(name) :] if name else []
-        if name and not values.keys() & set(later) and _plain_filter(processor):
-            values[name] = getattr(processor, name)
-        elif type(processor) is not known.LogitNormalization and not _of_a_rule(processor, call.config):
-            remedy = "drop it, or leave out custom_generate"
-            problems.append(Problem("logits_processor", rule, type(processor).__name__, remedy))
-    drawn = bool(call.config.do_sample)
-    heat, most, mass = (values.get(name) for name in order.values())
-    return SamplingParams.read(drawn, heat, most, mass, problems)
-
-
-def _plain_filter(processor: Any) -> bool:
-    """Tell whether a warper does what its number says and no more."""
-    keeps, fills = getattr(processor, "min_tokens_to_keep", 1), getattr(processor, "filter_value", -torch.inf)
-    return bool(keeps == 1 and fills == -torch.inf)
-
-
-def _of_a_rule(item: Any, config: Any) -> bool:
-    """Tell whether transformers made `item` from a rule of its config, which is refused by the rule's name."""
-    found: list[Problem] = []
-    read_prepared_rules(config, found)
-    return bool(found) and type(item).__module__.startswith("transformers.")
+def _choosing(
+    call: Prepared, stop: StopRule, problems: list[Problem]
+) -> tuple[SamplingParams, RuleSource | None]:
+    """Return how tokens are drawn and by which rules: as `generate` prepared it, or else as the config has it."""
+    config, drawn = call.config, bool(call.config.do_sample)
+    if call.processors is not None:
+        read_prepared_rules(config, problems)
+        given = read_processors(call.processors, call.input_ids, config, problems)
+        return given.sampling(drawn, problems), given
+    heat, most, mass = (getattr(config, name, None) for name in ("temperature", "top_k", "top_p"))
+    holder = SimpleNamespace(generation_config=config)
+    rules = read_rules(holder, "model", {}, drawn, bool(stop.eos), problems)
+    return SamplingParams.read(drawn, heat, most, mass, problems), rules
 
 
 def _ends(call: Prepared, problems: list[Problem]) -> tuple[int, Any]:
@@ -175,7 +158,7 @@ def _ends(call: Prepared, problems: list[Problem]) -> tuple[int, Any]:
             limits.append(int(item.max_length))
         elif type(item) is EosTokenCriteria:
             ends += torch.as_tensor(item.eos_token_id).reshape(-1).tolist()
-        elif not _of_a_rule(item, call.config):
+        elif not of_a_rule(item, call.config):
             remedy = "pass stop_sequences to ssd_infer.generate, or leave out custom_generate"
             rule = "must be length or EOS only"
             problems.append(Problem("stopping_criteria", rule, type(item).__name__, remedy))

@@ -44,6 +44,10 @@ class OutputError(SSDError):
     """What was made cannot be written where it was asked for."""
 
 
+class NoTokenError(SSDError, ValueError):
+    """There is no token to draw: scores that are no numbers, or rules that leave none."""
+
+
 class UnsupportedModelError(SSDError):
     """The architecture cannot be decoded by this engine; the message says which property is missing."""
 

@@ -38,12 +38,15 @@ def hf_generate(
     """Decode for `model.generate(custom_generate=hf_generate)`; returns what `generate` returns, `(B, T + new)` ids.
 
     It is the path of `ssd_infer.generate`, under what `generate` prepared: temperature, top-k, top-p (its own
-    defaults and those of the generation config apply), EOS, lengths, `num_return_sequences` when sampling, padding.
+    defaults and those of the generation config apply), EOS, lengths, `num_return_sequences` when sampling, padding;
+    and every rule about the score of a next token, at every position as `generate`'s own loop would apply it, also
+    `prefix_allowed_tokens_fn` and a caller's own `logits_processor` of transformers' classes. One of another class is
+    followed where the class says `stateless = True`: what it returns depends on the ids and scores of a row alone.
     `draft=None` decodes plainly. `streamer` follows the decoding block by block; `token_streamer` is its other name.
     `return_dict_in_generate` returns an object that holds `sequences` and nothing else. What says how transformers
     would compute (`use_cache`, an unquantised `cache_implementation`, compilation) has no effect and changes no token.
 
-    Raises ConfigError by name for everything else that would be dropped: rules that change scores, beams, constraints,
+    Raises ConfigError by name for everything else that would be dropped: beams, guidance, watermarks, constraints,
     other ways to draft, outputs beside tokens, `inputs_embeds`, unusual `position_ids`, a cache to read or extend.
     """
     with following(token_streamer) as stream:

@@ -84,9 +84,19 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "assistant": ("assistant_model", {"assistant_model": build_model(layers=1)}),
     "empty cache": ("past_key_values", {"past_key_values": DynamicCache()}),
     "processor": ("logits_processor", {"logits_processor": scorers(Custom())}),
-    "penalty": (
+    "watermark": (
         "logits_processor",
-        {"logits_processor": scorers(processors.RepetitionPenaltyLogitsProcessor(1.5))},
+        {"logits_processor": scorers(processors.WatermarkLogitsProcessor(97, "cpu"))},
+    ),
+    "a rule after a warper": (
+        "logits_processor",
+        {
+            "do_sample": True,
+            "top_k": 0,
+            "logits_processor": scorers(
+                processors.TopKLogitsWarper(5), processors.RepetitionPenaltyLogitsProcessor(1.5)
+            ),
+        },
     ),
     "two temperatures": (
         "logits_processor",
@@ -118,7 +128,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
         "stopping_criteria",
         {"stopping_criteria": enders(criteria.MaxTimeCriteria(5.0))},
     ),
-    "allowed tokens": ("logits_processor", {"prefix_allowed_tokens_fn": lambda _row, _ids: [5, 6]}),
     "beams": ("num_beams", {"num_beams": 2}),
     "no draft, but parameters": ("draft_params", {"draft": None}),
 }
@@ -141,9 +150,9 @@ def test_a_cache_with_tokens_is_refused() -> None:
 
 def test_all_that_is_refused_comes_together() -> None:
     with pytest.raises(ConfigError) as caught:
-        generate(output_logits=True, repetition_penalty=1.5, seed=-1, prompt_lookup_num_tokens=2)
+        generate(output_logits=True, guidance_scale=1.5, seed=-1, prompt_lookup_num_tokens=2)
     keys = {problem.key for problem in caught.value.problems}
-    assert keys == {"output_logits", "repetition_penalty", "seed", "prompt_lookup_num_tokens"}
+    assert keys == {"output_logits", "guidance_scale", "seed", "prompt_lookup_num_tokens"}
 
 
 def test_inputs_of_the_model_are_not_dropped() -> None:

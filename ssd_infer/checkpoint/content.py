@@ -10,10 +10,12 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 import xxhash
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ssd_infer.errors import DataError
 
@@ -103,8 +105,16 @@ def _state(model: nn.Module) -> _State | None:
 
 
 def _pieces(weight: Tensor) -> Iterator[memoryview]:
-    """Yield the bytes of `weight`, a few megabytes at a time; none where only its shape is known."""
+    """Yield the bytes of `weight`, a few megabytes at a time; none where only its shape is known.
+
+    Quantised weights may be tensors made of others: the bytes are those of its parts.
+    """
     if weight.is_meta:
+        return
+    parts: Any = weight
+    if is_traceable_wrapper_subclass(parts):
+        for name in parts.__tensor_flatten__()[0]:
+            yield from _pieces(getattr(parts, name))
         return
     for part in weight.detach().reshape(-1).split(_PIECE):
         yield memoryview(part.contiguous().cpu().view(torch.uint8).numpy())

@@ -16,10 +16,11 @@ import transformers
 
 from ssd_infer.checkpoint.machine import cpu_name, device_name
 from ssd_infer.checkpoint.manifest import read_record, sha256
+from ssd_infer.checkpoint.options import LoadOptions
 from ssd_infer.threads import waiting
 from ssd_infer.version import __version__
 
-_WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
+_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 
 
 def weights_sha256(checkpoint: str | Path) -> str:
@@ -32,8 +33,12 @@ def weights_sha256(checkpoint: str | Path) -> str:
     return hashlib.sha256(json.dumps(digests).encode()).hexdigest()
 
 
-def identity(checkpoint: str) -> dict[str, Any]:
-    """Return the report's `identity` object; what the checkpoint does not say is null."""
+def identity(checkpoint: str, options: LoadOptions | None = None) -> dict[str, Any]:
+    """Return the report's `identity` object; what the checkpoint does not say is null.
+
+    What `options` load beside the checkpoint's weights, or instead of them, counts among the weights.
+    """
+    options = LoadOptions() if options is None else options
     record = read_record(Path(checkpoint))
     recipe = record.get("recipe")
     if isinstance(recipe, dict):
@@ -42,21 +47,43 @@ def identity(checkpoint: str) -> dict[str, Any]:
     provenance = record.get("provenance")
     return {
         "checkpoint": str(checkpoint),
-        "weights_sha256": weights_sha256(checkpoint),
+        "weights_sha256": loaded_sha256(checkpoint, options),
         "recipe": None if recipe is None else str(recipe),
         "step": step if isinstance(step, int) else None,
         "config": _config(Path(checkpoint), record),
         "command": command_line(sys.argv),
         "git": git_state(Path(__file__).resolve().parent),
-        "extra": {"trained_by": provenance} if provenance else {},
+        "extra": ({"trained_by": provenance} if provenance else {}) | _loading(options),
     }
+
+
+def loaded_sha256(checkpoint: str | Path, options: LoadOptions) -> str:
+    """Hash what was loaded: the checkpoint's weights or its GGUF file, and an adapter's where one joins them."""
+    file = None if options.gguf_file is None else Path(checkpoint) / options.gguf_file
+    base = weights_sha256(checkpoint) if file is None else sha256(file)
+    if options.adapter is None or not Path(options.adapter).is_dir():
+        return base
+    return hashlib.sha256(json.dumps([base, weights_sha256(options.adapter)]).encode()).hexdigest()
+
+
+def _loading(options: LoadOptions) -> dict[str, Any]:
+    """Return how the checkpoint was loaded, as JSON takes it; nothing secret, and nothing where all was usual."""
+    hidden = ("token", "cache_dir")
+    given = {name: value for name, value in options.given().items() if name not in hidden}
+    return {"loading": json.loads(json.dumps(given, default=str))} if given else {}
 
 
 def command_line(arguments: list[str]) -> str:
     """Return a command a shell takes again; a package's `__main__.py` is named as `python -m package`."""
     program = Path(arguments[0])
     start = ["python", "-m", program.parent.name] if program.name == "__main__.py" else [arguments[0]]
-    return shlex.join([*start, *arguments[1:]])
+    return shlex.join([*start, *map(_without_secret, arguments[1:])])
+
+
+def _without_secret(argument: str) -> str:
+    """Return an argument of a command line as a report may show it."""
+    key, sign, _ = argument.partition("=")
+    return f"{key}=..." if sign and key.lstrip("+") == "token" else argument
 
 
 def environment(seed: int, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:

@@ -12,8 +12,16 @@ from typing import Any
 
 from omegaconf import MISSING
 
+from ssd_infer.checkpoint.options import LoadOptions, is_hub_name
 from ssd_infer.checkpoint.steps import checkpoint_folders
 from ssd_infer.config.checks import Checks, suggest
+from ssd_infer.config.loading import (
+    QuantisationSettings,
+    check_checkpoint,
+    check_loading,
+    options_of,
+    what_is_there,
+)
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -94,10 +102,34 @@ class EvalSettings(EvalOptions):
     """Precision of weights and arithmetic: float32, bfloat16, float16 or float64."""
     device: str = "auto"
     """auto, cpu, cuda or mps."""
+    adapter: str | None = None
+    """LoRA adapter that joins the checkpoint, unmerged: its directory."""
+    revision: str | None = None
+    """Branch, tag or commit, where `checkpoint` is a name on the hub instead of a directory."""
+    device_map: Any = None
+    """auto, or modules and their devices ({model.layers.0: cpu, model.layers.1: disk}); takes the place of `device`."""
+    max_memory: Any = None
+    """device_map=auto: most memory of each device, such as {cpu: 2GB}."""
+    offload_folder: str | None = None
+    """device_map: where modules on disk are kept, for weights that are no safetensors."""
+    attn_implementation: str | None = None
+    """sdpa or eager; null leaves transformers' choice."""
+    quantization_config: QuantisationSettings = field(default_factory=QuantisationSettings)
+    """How weights are quantised while they load."""
+    cache_dir: str | None = None
+    """Where what comes from the hub is kept; null is the hub's own cache."""
+    token: str | None = None
+    """Token of the hub; null takes HF_TOKEN or the one that is logged in."""
+    gguf_file: str | None = None
+    """GGUF file inside the checkpoint's directory, whose weights are dequantised."""
     threads: int = 0
     """CPU threads of torch; 0 leaves torch's choice."""
     seed: int = 0
     """Seed of prompt choice and sampling."""
+
+    def loading(self) -> LoadOptions:
+        """Return how the checkpoint is loaded, beside its precision and device."""
+        return options_of(self)
 
 
 def check_options(settings: EvalOptions, checks: Checks) -> None:
@@ -149,12 +181,11 @@ def _check_task(key: str, task: str, checks: Checks) -> None:
 def validate(settings: EvalSettings, checks: Checks) -> None:
     """Note every broken rule of `settings` in `checks`; loads no weights and imports no torch."""
     if settings.watch is None:
-        path = Path(settings.checkpoint).expanduser()
-        rule = "must be a directory with a config.json"
-        good = (path / "config.json").is_file()
-        checks.require(good, "checkpoint", rule, settings.checkpoint, _near(path))
+        near = _near(Path(settings.checkpoint).expanduser())
+        check_checkpoint(settings.checkpoint, settings.loading(), near, checks)
     else:
         _check_watch(settings, checks)
+    check_loading(settings.loading(), settings.device, settings.expert_budget, checks)
     check_options(settings, checks)
     checks.at_least("threads", settings.threads, 0)
     checks.within("seed", settings.seed, 0, LAST_SEED)
@@ -180,4 +211,5 @@ def _near(path: Path) -> str:
     if steps:
         return f"that is a run; try checkpoint={steps[-1]}"
     missing = [part for part in (path, *path.parents) if not part.exists()]
-    return f"{missing[-1]} does not exist" if missing else "there is no config.json in it"
+    hub = "; for a name on the hub add revision=main" if is_hub_name(str(path)) else ""
+    return f"{missing[-1]} does not exist{hub}" if missing else what_is_there(path)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch import nn
 
 from ssd_infer.errors import ConfigError, Problem
 
@@ -36,3 +39,15 @@ def check_device(name: str) -> None:
     problems = device_problems(name)
     if problems:
         raise ConfigError(problems)
+
+
+def input_device(model: Any) -> torch.device:
+    """Return where `model` expects token ids: the device of its embedding, or where one on disk computes."""
+    return computing_device(model.get_input_embeddings())
+
+
+def computing_device(module: nn.Module) -> torch.device:
+    """Return the device of a module's weights; of weights on disk, which accelerate fetches, where they are used."""
+    found = next(module.parameters()).device
+    hook: Any = getattr(module, "_hf_hook", None) if found.type == "meta" else None
+    return found if hook is None else torch.device(hook.execution_device)

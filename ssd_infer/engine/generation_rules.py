@@ -1,20 +1,38 @@
 """The one place that reads the rules of a model's `generation_config`: penalties, bans, minimum lengths and the like.
 
-They change what transformers' `generate` emits. This engine does not follow them yet, so a call under a rule in force
-is refused by the rule's name, with a draft or without one, instead of being answered by other rules without a word.
-What the arguments of a call say (sampling, lengths, ends) is no rule and is not read here.
+They change what transformers' `generate` emits. Rules about the score of a next token are followed, with a draft or
+without one (`rule_values.FOLLOWED`); a call under any other is refused by the rule's name instead of being answered by
+other rules without a word. What the arguments of a call say of sampling, lengths and ends is no rule and is not read
+here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ssd_infer.config.checks import suggest
+from ssd_infer.engine.processors import RuleValues
+from ssd_infer.engine.rule_values import FOLLOWED, NEEDS_END, read_value
 from ssd_infer.engine.values import shown
 from ssd_infer.errors import Problem
 
 SWITCHES = ("model", "off")
 """What `generation_rules` may be: as the model says, or off for this call."""
+_ARGUMENTS = (
+    *(
+        "draft",
+        "draft_params",
+        "max_new_tokens",
+        "do_sample",
+        "temperature",
+        "top_k",
+        "top_p",
+        "eos_token_id",
+    ),
+    *("stop_sequences", "seed", "streamer", "sampler", "generation_rules"),
+)
+"""The other arguments of `generate`, for those who misspell one."""
 
 _ALWAYS: dict[str, Any] = {
     "repetition_penalty": 1.0,
@@ -75,12 +93,22 @@ _MODES: dict[str, Any] = {
 
 def in_force(config: Any, do_sample: bool) -> dict[str, Any]:
     """Return the rules of a generation config that change what is emitted, with their values."""
-    rules = _ALWAYS | (_DRAWN if do_sample else _GREEDY)
-    found = {name: getattr(config, name, None) for name in rules}
-    on = {name: value for name, value in found.items() if _is_on(name, value, rules[name])}
+    on = _switched_on({name: getattr(config, name, None) for name in _rules(do_sample)}, do_sample)
     if getattr(config, "cache_implementation", None) == "quantized":
         on["cache_implementation"] = "quantized"
     return on
+
+
+def _rules(do_sample: bool) -> dict[str, Any]:
+    return _ALWAYS | (_DRAWN if do_sample else _GREEDY)
+
+
+def _switched_on(values: Mapping[str, Any], do_sample: bool) -> dict[str, Any]:
+    """Return those of `values` that are rules of this way to choose tokens and not switched off."""
+    rules = _rules(do_sample)
+    return {
+        name: value for name, value in values.items() if name in rules and _is_on(name, value, rules[name])
+    }
 
 
 def _is_on(name: str, value: Any, off: Any) -> bool:
@@ -95,15 +123,56 @@ def off_value(name: str) -> Any:
     return (_ALWAYS | _DRAWN | _GREEDY | _MODES).get(name)
 
 
-def read_rules(model: Any, switch: Any, do_sample: bool, problems: list[Problem]) -> None:
-    """Add a problem for every rule of `model` in force, unless the caller switched rules off for this call."""
+def read_rules(
+    model: Any,
+    switch: Any,
+    given: Mapping[str, Any],
+    do_sample: bool,
+    ends: bool,
+    problems: list[Problem],
+) -> RuleValues | None:
+    """Return the rules in force: those of `model` unless the caller switched them off, and those `given` by the call.
+
+    `ends` tells whether any token ends a row. A problem is added for every rule that cannot be followed.
+    """
     if switch not in SWITCHES:
         rule = "must be 'model' (its generation config's rules hold) or 'off' (they do not)"
         problems.append(Problem("generation_rules", rule, shown(switch), "try 'off'"))
-    if switch != "model":
-        return
-    for name, value in in_force(getattr(model, "generation_config", None), do_sample).items():
-        rule = "is a rule of this model that decoding here cannot follow yet"
+    found = in_force(getattr(model, "generation_config", None), do_sample) if switch == "model" else {}
+    own = {name: value for name, value in found.items() if name not in given}
+    _refuse({name: value for name, value in own.items() if name not in FOLLOWED}, problems)
+    _refuse_given(given, problems)
+    keys = {name: f"generation_config.{name}" for name in own} | {name: name for name in given}
+    values = {
+        name: read_value(name, keys[name], value, problems)
+        for name, value in (own | _switched_on(given, do_sample)).items()
+        if name in FOLLOWED
+    }
+    for name in NEEDS_END if not ends else ():
+        if values.get(name) is not None:
+            rule, remedy = "needs a token that ends a row", "name one with eos_token_id"
+            problems.append(Problem(keys[name], rule, shown(values[name]), remedy))
+    return RuleValues(values, keys) if values else None
+
+
+def refuse_rules(
+    model: Any, switch: Any, given: Mapping[str, Any], do_sample: bool, problems: list[Problem]
+) -> None:
+    """Add a problem for every rule in force, for models whose decoding follows none."""
+    known: list[Problem] = []
+    read_rules(model, switch, {}, do_sample, ends=True, problems=known)
+    problems += [problem for problem in known if problem.key == "generation_rules"]
+    if switch == "model":
+        _refuse(in_force(getattr(model, "generation_config", None), do_sample), problems)
+    for name, value in given.items():
+        rule = "is a rule that decoding a model of this kind cannot follow"
+        problems.append(Problem(name, rule, shown(value), "leave it out"))
+
+
+def _refuse(rules: Mapping[str, Any], problems: list[Problem]) -> None:
+    """Add a problem for each of a model's own `rules`."""
+    for name, value in rules.items():
+        rule = "is a rule of this model that decoding here cannot follow"
         remedy = (
             f"set model.generation_config.{name} = {off_value(name)!r}, or pass generation_rules='off' to "
             "ssd_infer.generate, to decode without it; transformers' generate follows it"
@@ -111,15 +180,32 @@ def read_rules(model: Any, switch: Any, do_sample: bool, problems: list[Problem]
         problems.append(Problem(f"generation_config.{name}", rule, shown(value), remedy))
 
 
+def _refuse_given(given: Mapping[str, Any], problems: list[Problem]) -> None:
+    """Add a problem for every name a call gives that is no rule followed here."""
+    known = _ALWAYS | _DRAWN | _GREEDY | _MODES
+    for name in sorted(given.keys() - FOLLOWED):
+        if name in known and not _is_on(name, given[name], known[name]):
+            continue
+        if name in known:
+            rule = "is a rule that decoding here cannot follow"
+            remedy = "leave it out; transformers' generate follows it"
+        else:
+            rule, remedy = "is no argument of generate", suggest(name, [*FOLLOWED, *_ARGUMENTS])
+        problems.append(Problem(name, rule, shown(given[name]), remedy))
+
+
 def read_prepared_rules(config: Any, problems: list[Problem]) -> None:
-    """Add a problem for every rule in force in the config that transformers' `generate` prepared for one call."""
+    """Add a problem for every rule that cannot be followed in the config transformers' `generate` prepared for a call.
+
+    Those that can come as processors, which `generate` made of them.
+    """
     rules = in_force(config, bool(config.do_sample))
     if config.do_sample:
         rules.pop("num_return_sequences", None)  # its rows came expanded
-    if "min_new_tokens" in rules:
-        rules.pop("min_length", None)  # generate derives it
     for name, value in rules.items():
-        rule = "is a rule that self-speculation cannot follow yet"
+        if name in FOLLOWED:
+            continue
+        rule = "is a rule that self-speculation cannot follow"
         remedy = (
             f"pass {name}={off_value(name)!r} to decode without it, or leave out custom_generate to follow it"
         )

@@ -17,6 +17,7 @@ from ssd_infer.engine.acceptance import accept
 from ssd_infer.engine.clock import Clock
 from ssd_infer.engine.drafter import Drafter, DraftParams
 from ssd_infer.engine.kernels.plain import grouped_layers
+from ssd_infer.engine.rules import Rules
 from ssd_infer.engine.sampling import Sampler
 from ssd_infer.engine.session import Feedback, Proposal, Session, open_session
 from ssd_infer.engine.stats import Stats
@@ -76,7 +77,7 @@ class Decoding:
         hidden = session.run(session.target.embed_at(ids, window, session.cache), window)
         last = torch.tensor(lengths, device=hidden.device) - 1
         ends = hidden[torch.arange(len(lengths), device=hidden.device), last]
-        logits = session.target.logits(ends.unsqueeze(1))
+        logits = session.target_scores(session.target.logits(ends.unsqueeze(1)))
         self.stats.total.forwards["target"] += 1
         _, session.pending = accept(logits, ids[:, :0], None, None, session.sampler)
         session.lengths = [old + new for old, new in zip(session.lengths, lengths, strict=True)]
@@ -127,7 +128,7 @@ class Decoding:
         return replace(proposal, counts=counts)
 
     def _verify(self, proposal: Proposal) -> tuple[Tensor, dict[int, Tensor]]:
-        """Return the target's logits `(B, γ+1, V)` for the pending token and every draft, and captured states."""
+        """Return what is chosen by `(B, γ+1, V)` after the pending token and every draft, and captured states."""
         session, target = self.session, self.session.target
         width = proposal.width + 1
         window = session.window(width)
@@ -146,7 +147,8 @@ class Decoding:
         for layer in proposal.capture:
             hidden = states[layer] = session.run(hidden, window, first, layer)
             first = layer
-        return target.logits(session.run(hidden, window, first)), states
+        logits = target.logits(session.run(hidden, window, first))
+        return session.target_scores(logits, proposal), states
 
     def _commit(self, blocks: list[list[int]], counts: list[int] | None, taken: list[int] | None) -> None:
         """Append each row's block as far as its stop rule allows, count it, emit it, and drop ended rows."""
@@ -204,11 +206,12 @@ def decode(
     sampler: Sampler,
     stop: StopRule,
     emit: Emit | None = None,
+    rules: Rules | None = None,
 ) -> tuple[list[list[int]], Stats]:
     """Open a session for `prompts` and decode it; `params=None` decodes plainly. Return new tokens and statistics."""
     stats = Stats.empty(len(prompts))
     most = 0 if strategy is None or params is None else strategy.max_draft(params)
-    session = open_session(target, prompts, max_new_tokens, most, sampler)
+    session = open_session(target, prompts, max_new_tokens, most, sampler, rules)
     if strategy is None or params is None:
         session.layers = grouped_layers(session)
         return Decoding(session, None, stop, stats, emit).run(), stats

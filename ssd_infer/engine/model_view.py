@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self, TypeVar, cast
 import torch
 from torch import nn
 
+from ssd_infer.engine.devices import computing_device
 from ssd_infer.engine.kernels.products import renew
 from ssd_infer.errors import SSDError, UnsupportedModelError, one_line
 
@@ -69,8 +70,8 @@ class ModelView:
 
     @property
     def device(self) -> torch.device:
-        """Device of the embedding, where token ids are expected."""
-        return next(self.embedding.parameters()).device
+        """Device of the embedding, where token ids are expected; of one that lies on disk, where it computes."""
+        return computing_device(self.embedding)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ssd_infer.engine.generation_rules import read_rules
+from ssd_infer.engine.generation_rules import read_rules, refuse_rules
+from ssd_infer.engine.rules import RuleSource
 from ssd_infer.engine.sampling import SamplingParams
 from ssd_infer.engine.stopping import StopRule
 from ssd_infer.engine.values import shown, unboxed, whole
@@ -30,6 +31,8 @@ class Request:
     seed: int | None = None
     draft: str | None = None
     draft_params: dict[str, Any] = field(default_factory=dict)
+    rules: RuleSource | None = None
+    """What changes scores before a token is chosen; None where nothing does."""
 
 
 def read_request(
@@ -49,10 +52,13 @@ def read_request(
     draft: Any,
     draft_params: Any,
     generation_rules: Any = "model",
+    rules: Mapping[str, Any] | None = None,
+    follows_rules: bool = True,
 ) -> Request:
     """Return the request these arguments make; everything that is wrong with them is added to `problems`.
 
-    None means off, or for `eos_token_id` and `seed` what the model says and a new seed.
+    None means off, or for `eos_token_id` and `seed` what the model says and a new seed. `rules` are those the call
+    names; where decoding follows none (`follows_rules=False`), every rule in force is a problem.
     """
     prompts = read_prompts(input_ids, attention_mask, problems)
     length = whole(max_new_tokens)
@@ -60,14 +66,20 @@ def read_request(
         remedy = "it counts new tokens, the prompt's not included"
         problems.append(Problem("max_new_tokens", "must be an integer >= 1", shown(max_new_tokens), remedy))
     sampling = SamplingParams.read(do_sample, temperature, top_k, top_p, problems)
-    read_rules(model, generation_rules, sampling.do_sample, problems)
+    stop = read_stop(model, eos_token_id, stop_sequences, problems)
+    found, given, drawn = None, rules or {}, sampling.do_sample
+    if follows_rules:
+        found = read_rules(model, generation_rules, given, drawn, bool(stop.eos), problems)
+    else:
+        refuse_rules(model, generation_rules, given, drawn, problems)
     return Request(
         prompts,
         length or 1,
         sampling,
-        read_stop(model, eos_token_id, stop_sequences, problems),
+        stop,
         read_seed(seed, problems),
         *read_draft(draft, draft_params, problems),
+        found,
     )
 
 

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ssd_infer.engine.rules import Warpers, choiceless
 from ssd_infer.engine.uniforms import Purpose, Uniforms
 from ssd_infer.engine.values import flag, number, shown, whole
-from ssd_infer.errors import ConfigError, Problem
+from ssd_infer.errors import ConfigError, NoTokenError, Problem
 
 COLDEST = 1e-4
 """Lowest temperature that does not overflow; below it sampling is greedy decoding anyway."""
@@ -78,13 +79,23 @@ class Sampler:
     of a batch draws what the same prompt alone draws, and no row's tokens depend on the others.
     """
 
-    def __init__(self, params: SamplingParams, device: torch.device, seed: int | None = None) -> None:
-        """Check `params` (ConfigError); without a seed one is taken from torch's global state."""
+    def __init__(
+        self,
+        params: SamplingParams,
+        device: torch.device,
+        seed: int | None = None,
+        warpers: Warpers | None = None,
+    ) -> None:
+        """Check `params` (ConfigError); without a seed one is taken from torch's global state.
+
+        `warpers` narrow the distribution further; None where there are none.
+        """
         problems = params.problems()
         if problems:
             raise ConfigError(problems)
         self.params = params
         self.greedy = not params.do_sample
+        self.warpers = warpers
         self.device = device
         self.uniforms = Uniforms(int(torch.randint(2**62, ()).item()) if seed is None else seed)
         self._bits, self._dtype = (23, torch.float32) if device.type == "mps" else (52, torch.float64)
@@ -97,27 +108,38 @@ class Sampler:
             self.uniforms.begin(rows, positions, steps)
 
     def probs(self, logits: Tensor) -> Tensor:
-        """Return the distribution `(…, V)` in float32 that tokens are really drawn from."""
+        """Return the distribution `(…, V)` in float32 that tokens are really drawn from; NaN where there is none."""
+        if self.warpers is None:
+            return self._probs(logits.float())
+        nothing = choiceless(logits)
+        probs = self._probs(logits.float().masked_fill(nothing, 0.0), self.warpers)
+        return probs.masked_fill(nothing, torch.nan)
+
+    def _probs(self, scores: Tensor, warpers: Warpers | None = None) -> Tensor:
+        """Return the distribution `(…, V)` that `scores` lead to, in the order of transformers' warpers."""
         params = self.params
-        scores = logits.float()
         if params.temperature != 1.0:
             scores = scores / params.temperature
+        if warpers is not None:
+            scores = warpers.warp(warpers.before, scores)
         if 0 < params.top_k < scores.shape[-1]:
             floor = scores.topk(params.top_k, dim=-1).values[..., -1:]
             scores = scores.masked_fill(scores < floor, -torch.inf)
         probs = scores.softmax(dim=-1)
-        return self._nucleus(probs) if params.top_p < 1.0 else probs
+        probs = self._nucleus(probs) if params.top_p < 1.0 else probs
+        return probs if warpers is None else warpers.warp(warpers.after, probs.log()).softmax(dim=-1)
 
     def draw(self, probs: Tensor, purpose: Purpose = Purpose.DRAFT) -> Tensor:
         """Draw one token a distribution: `(B, …, V)` → `(B, …)`; entries need not be normalised.
 
-        Raises ValueError where a distribution holds nothing, or what is no number.
+        Raises NoTokenError where a distribution holds nothing, or what is no number.
         """
         sums = probs.to(self._dtype).cumsum(dim=-1)
         total = sums[..., -1:]
         if not bool(((total > 0) & (total < torch.inf)).all()):
-            raise ValueError(
-                "a distribution to draw from is empty or holds NaN: the model's scores are no numbers"
+            raise NoTokenError(
+                "a distribution to draw from is empty or holds NaN: the model's scores are no numbers, or the rules "
+                "of this generation leave no token to choose"
             )
         numbers = self._take(purpose, probs.shape[:-1]).unsqueeze(-1)
         # A number is below 1 by more than rounding, so the first sum above it belongs to a token that has a chance.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ssd_infer.engine.cache import RowCache, as_rows
+from ssd_infer.engine.rules import Rules
 from ssd_infer.engine.sampling import Sampler
 from ssd_infer.engine.target import Target
 from ssd_infer.engine.window import Geometry, Window
@@ -60,10 +61,19 @@ class Proposal:
         """γ, the drafted tokens of the longest row."""
         return int(self.tokens.shape[1])
 
+    def drafts(self) -> list[list[int]]:
+        """Return what each row really drafted; waits for the device."""
+        rows: list[list[int]] = self.tokens.tolist()
+        if self.counts is None:
+            return rows
+        return [row[:count] for row, count in zip(rows, self.counts.tolist(), strict=True)]
+
 
 @dataclass(slots=True)
 class Feedback:
     """What verification said: accepted counts a row (host side), and the target's logits `(B, γ+1, V)`.
+
+    Where rules of generation hold, `logits` are the scores they make of the target's.
 
     `states[l]` `(B, γ+1, d)` are the hidden states after l layers, for each l the proposal asked to capture.
     """
@@ -90,6 +100,8 @@ class Session:
     """Committed slots of each active row."""
     layers: Sequence[nn.Module] | None = None
     """A view of the target's layers, equal to them in every output, that prefill and verify passes run; None: as is."""
+    rules: Rules | None = None
+    """What changes scores before a token is chosen; None where nothing does."""
 
     def run(self, hidden: Tensor, window: Window, first: int = 0, last: int | None = None) -> Tensor:
         """Run layers `first..last-1` of the target on `hidden` `(B, T, d)`, in the shared cache."""
@@ -117,6 +129,27 @@ class Session:
         """Open a window of `width` positions at slots of the caller's choice, one a row."""
         return Window(self.geometry, starts, width)
 
+    def target_scores(self, logits: Tensor, proposal: Proposal | None = None) -> Tensor:
+        """Return what tokens are chosen by: the target's logits `(…, B, γ+1, V)`, or what rules make of them."""
+        if self.rules is None:
+            return logits
+        return self.rules.target(self.rows, logits, [] if proposal is None else proposal.drafts())
+
+    def block_scores(self, logits: Tensor, proposal: Proposal) -> Tensor:
+        """Return what a draft checks `proposal` by: its logits `(B, γ+1, V)`, or what rules make of them."""
+        return logits if self.rules is None else self.rules.draft(self.rows, logits, proposal.drafts())
+
+    def draft_scores(self, logits: Tensor, drafts: Sequence[Tensor]) -> Tensor:
+        """Return what a draft chooses by after its `drafts` `(B,)`: logits `(B, V)`, or what rules make of them."""
+        if self.rules is None:
+            return logits
+        table = torch.stack(list(drafts), dim=1).tolist() if drafts else [[]] * len(self.rows)
+        return self.rules.step(self.rows, logits, table)
+
+    def committed_scores(self, logits: Tensor, starts: list[int]) -> Tensor:
+        """Return logits `(…, B, T, V)` after committed slots from `starts[b]` on, or what rules make of them."""
+        return logits if self.rules is None else self.rules.committed(self.rows, logits, starts)
+
     def empty(self) -> Proposal:
         """Return a proposal that drafts nothing."""
         return Proposal(self.pending.new_empty((len(self.rows), 0)))
@@ -131,12 +164,18 @@ class Session:
 
 
 def open_session(
-    target: Target, prompts: list[list[int]], max_new_tokens: int, max_draft: int, sampler: Sampler
+    target: Target,
+    prompts: list[list[int]],
+    max_new_tokens: int,
+    max_draft: int,
+    sampler: Sampler,
+    rules: Rules | None = None,
 ) -> Session:
     """Allocate the cache for `prompts` and return a session whose rows have not been prefilled."""
     capacity = max(map(len, prompts)) + max_new_tokens + max_draft + 1
     rows = [Row(index, list(prompt), len(prompt), max_new_tokens) for index, prompt in enumerate(prompts)]
     pending = torch.zeros(len(rows), dtype=torch.long, device=target.device)
     cache = target.new_cache(len(rows), capacity)
+    lengths = [0] * len(rows)
     geometry = target.geometry(capacity, prompts=[len(prompt) for prompt in prompts])
-    return Session(target, sampler, geometry, cache, rows, pending, [0] * len(rows))
+    return Session(target, sampler, geometry, cache, rows, pending, lengths, rules=rules)

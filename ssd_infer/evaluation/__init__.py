@@ -22,5 +22,5 @@ def evaluate(settings: EvalSettings, say: Callable[[str], None] | None = None) -
 
 
 def report_folder(settings: EvalSettings) -> Path:
-    """Return where the report goes: `out`, or `report/` inside the checkpoint."""
-    return Path(settings.out) if settings.out else Path(settings.checkpoint) / "report"
+    """Return where the report goes: `out`, or `report/` inside the checkpoint, or inside the adapter it is about."""
+    return Path(settings.out) if settings.out else Path(settings.adapter or settings.checkpoint) / "report"

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-import ssd_infer
 from ssd_infer.checkpoint.kinds import kind_at
-from ssd_infer.checkpoint.load import Loaded
+from ssd_infer.checkpoint.load import Loaded, load_with
 from ssd_infer.config.evaluation import EvalSettings
 from ssd_infer.corpus import (
     Task,
@@ -22,7 +21,7 @@ from ssd_infer.corpus import (
     check_prompt_files,
 )
 from ssd_infer.corpus.shift_text import FEWEST_TOKENS, SHIFT_TASK, shift_streams
-from ssd_infer.engine.devices import check_device
+from ssd_infer.engine.devices import check_device, input_device
 from ssd_infer.engine.generation_rules import notes_of
 from ssd_infer.engine.positions import beyond_positions
 from ssd_infer.engine.target import Target
@@ -59,8 +58,7 @@ class EvalContext:
     @property
     def device(self) -> torch.device:
         """Device of the model."""
-        first: torch.nn.Parameter = next(self.model.parameters())
-        return first.device
+        return input_device(self.model)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -101,6 +99,7 @@ def open_context(settings: EvalSettings, say: Say) -> EvalContext:
         say,
         _shift(settings, loaded.tokenizer, model),
     )
+    bench.notes += loaded.notes
     bench.notes += notes_of(model, {bool(t) for t in settings.temperatures})
     bench.notes += dict.fromkeys(note for task in tasks for note in task.notes)
     said = calibrated_on_measured(tasks), beyond_positions(model, _longest(bench))
@@ -130,7 +129,7 @@ def _shift(settings: EvalSettings, tokenizer: Any, model: Any) -> list[list[list
 def _load(settings: EvalSettings) -> Loaded:
     """Load the checkpoint, its experts on disk if only a share of them may be in memory."""
     if not settings.expert_budget:
-        return ssd_infer.load(settings.checkpoint, dtype=settings.dtype, device=settings.device)
+        return load_with(settings.checkpoint, settings.loading(), settings.dtype, settings.device)
     device = None if settings.device == "auto" else settings.device
     return evaluation_model(settings.checkpoint, settings.expert_budget, settings.dtype, device)
 
@@ -149,7 +148,7 @@ def _check_vocabulary(model: Any, tasks: list[Task], calibration: list[list[int]
 @torch.inference_mode()
 def _check_finite(model: Any, prompt: list[int], checkpoint: str) -> None:
     """Raise CheckpointError when the model computes NaN or infinity: a diverged training, or too small a dtype."""
-    logits = model(input_ids=torch.tensor([prompt], device=model.device)).logits
+    logits = model(input_ids=torch.tensor([prompt], device=input_device(model))).logits
     if not bool(torch.isfinite(logits).all()):
         raise CheckpointError(
             f"checkpoint: {checkpoint!r} computes values that are not finite; "

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ssd_infer.engine.devices import input_device
 from ssd_infer.strategies.study import Sampling
 
 Cells = dict[tuple[int, ...], float]
@@ -42,7 +43,7 @@ def enumerate_cells(model: Any, context: list[int], sampling: Sampling, length: 
     cells: Cells = {(): 1.0}
     for _ in range(length):
         prefixes = list(cells)
-        ids = torch.tensor([context + list(prefix) for prefix in prefixes], device=model.device)
+        ids = torch.tensor([context + list(prefix) for prefix in prefixes], device=input_device(model))
         logits = model(input_ids=ids).logits[:, -1]
         grown: Cells = {}
         for prefix, row in zip(prefixes, logits, strict=True):

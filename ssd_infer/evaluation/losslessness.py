@@ -13,6 +13,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from ssd_infer.engine.devices import input_device
+
 Verdict = Literal["pass", "fail", "not_run"]
 Key = tuple[int, int, int]
 Outputs = Mapping[Key, list[int]]
@@ -53,7 +55,7 @@ def regret(model: Any, prompt: list[int], output: list[int]) -> tuple[float, flo
 
     The tolerance is 8 rounding steps of the dtype at the size of the largest logit.
     """
-    ids = torch.tensor([prompt + output], device=model.device)
+    ids = torch.tensor([prompt + output], device=input_device(model))
     raw = model(input_ids=ids).logits[0, len(prompt) - 1 : -1]
     logits = raw.float()
     chosen = logits.gather(1, torch.tensor(output, device=logits.device).unsqueeze(1)).squeeze(1)

@@ -71,7 +71,7 @@ def assemble(
     context.notes += kind.show(baselines, peers, strategies)
     return {
         "schema_version": SCHEMA_VERSION,
-        "identity": identity(context.settings.checkpoint),
+        "identity": identity(context.settings.checkpoint, context.settings.loading()),
         "environment": environment(context.settings.seed, context.device, context.dtype),
         "protocol": kind.protocol(sections),
         "baselines": baselines,

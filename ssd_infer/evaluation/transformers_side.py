@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ssd_infer.engine.devices import input_device
 from ssd_infer.engine.generation_rules import switched_off
 from ssd_infer.engine.stats import Stats
 from ssd_infer.evaluation.contenders import Contender, Decode, Prompts
@@ -34,7 +35,7 @@ def hf_decode(model: Any, sampling: Sampling, listener: Listener | None = None, 
 
     def decode(prompts: Prompts, max_new_tokens: int, seed: int) -> tuple[list[list[int]], Stats | None]:
         torch.manual_seed(seed)
-        ids, mask = left_pad(prompts, pad, model.device)
+        ids, mask = left_pad(prompts, pad, input_device(model))
         config = model.config.get_text_config()
         before = config.num_hidden_layers
         try:
@@ -70,7 +71,7 @@ def cut_at_eos(tokens: list[int], eos: list[int]) -> list[int]:
 
 def listener_for(model: Any) -> Listener | None:
     """Return who hears what `generate` decodes: nobody where handing tokens over would make the device wait."""
-    return Listener() if model.device.type == "cpu" else None
+    return Listener() if input_device(model).type == "cpu" else None
 
 
 def hf_baseline(model: nn.Module, sampling: Sampling) -> Contender:

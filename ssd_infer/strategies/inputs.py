@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ssd_infer.checkpoint.adapters import adds_prompts, inner_model
 from ssd_infer.checkpoint.load import Loaded
 from ssd_infer.engine.request import Request
 from ssd_infer.engine.values import shown
@@ -18,8 +19,12 @@ Prompts = Tensor | Sequence[Tensor] | Sequence[Sequence[int]]
 
 
 def module_of(model: Any, problems: list[Problem]) -> nn.Module | None:
-    """Return the transformers model inside `model`; None, and a problem, where there is none."""
-    module = model.model if isinstance(model, Loaded) else model
+    """Return the transformers model inside `model`, which may be PEFT's; None, and a problem, where there is none."""
+    if adds_prompts(model):
+        rule = "must not be a PEFT model that learns prompts: they are in none of its layers"
+        problems.append(Problem("model", rule, shown(model), "pass one whose adapter is in layers"))
+        return None
+    module = model.model if isinstance(model, Loaded) else inner_model(model)
     if isinstance(module, nn.Module) and getattr(module, "config", None) is not None:
         return module
     rule = "must be a transformers model, or what ssd_infer.load returns"

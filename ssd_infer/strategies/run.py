@@ -10,6 +10,7 @@ from torch import nn
 from ssd_infer.engine.loop import decode
 from ssd_infer.engine.model_view import evaluating
 from ssd_infer.engine.request import Request, check_vocabulary
+from ssd_infer.engine.rules import Rules, Warpers
 from ssd_infer.engine.sampling import Sampler
 from ssd_infer.engine.stats import Stats
 from ssd_infer.engine.streaming import Stream
@@ -50,8 +51,8 @@ def run(
 ) -> Finished:
     """Resolve the draft's parameters and decode, the model in evaluation mode; it is left as it was.
 
-    Raises ConfigError for ids outside the vocabulary and
-    parameters that do not fit the model, UnsupportedModelError for architectures that cannot be split by layers.
+    Raises ConfigError for ids outside the vocabulary and parameters that do not fit the model, UnsupportedModelError
+    for architectures that cannot be split by layers, NoTokenError where scores or rules leave no token to draw.
     """
     target = Target.of(model)
     check_vocabulary(request.prompts, target.vocab_size)
@@ -63,14 +64,27 @@ def run(
             resolved = strategy.prepare(target, *wanted)
         if resolved.params is None:
             strategy = None
+        rules, warpers = _bound(request, target)
         sequences, stats = decode(
             target,
             request.prompts,
             strategy,
             resolved.params,
             request.max_new_tokens,
-            Sampler(request.sampling, target.device, request.seed),
+            Sampler(request.sampling, target.device, request.seed, warpers),
             request.stop,
             stream.emitter(request.prompts),
+            rules,
         )
     return Finished(sequences, stats, strategy, resolved)
+
+
+def _bound(request: Request, target: Target) -> tuple[Rules | None, Warpers | None]:
+    """Return the rules of this decoding, and those of sampling."""
+    source = request.rules
+    if source is None:
+        return None, None
+    rules = source.bind(
+        request.prompts, request.max_new_tokens, request.stop.eos, target.vocab_size, target.device
+    )
+    return rules, source.warpers(target.device) if request.sampling.do_sample else None

@@ -38,12 +38,13 @@ class Stepwise(Strategy):
 
     def extend(self, gamma: int, token: Tensor) -> Proposal:
         """Draft `gamma` tokens one by one, starting from the pending `token` `(B,)`."""
-        target = self.session.target
-        drafts, states, probs = [], [], []
+        session = self.session
+        drafts: list[Tensor] = []
+        states, probs = [], []
         counts = alive = None
         for step in range(gamma):
             hidden = self.step(token, step)
-            logits = target.logits(hidden[:, 0])
+            logits = session.draft_scores(session.target.logits(hidden[:, 0]), drafts)
             token, q = self._pick(logits)
             drafts.append(token)
             if self.resume_layer:

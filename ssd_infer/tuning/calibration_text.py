@@ -82,7 +82,8 @@ class CalibrationSet:
 
     def compare(self, logits: Tensor) -> Scores:
         """Score a candidate's `(B, T, V)` logits."""
-        return compare(self.session.sampler, logits, self.reference)
+        scores = self.session.committed_scores(logits, self.starts)
+        return compare(self.session.sampler, scores, self.reference)
 
 
 @torch.inference_mode()
@@ -101,7 +102,7 @@ def gather(
     for layer in capture:
         hidden = states[layer] = target.run(hidden, window, cache, first, layer)
         first = layer
-    logits = target.logits(target.run(hidden, window, cache, first))
+    logits = session.committed_scores(target.logits(target.run(hidden, window, cache, first)), starts)
     return CalibrationSet(session, list(starts), ids, choices(session.sampler, logits), states, own)
 
 

@@ -18,8 +18,9 @@ from ssd_infer.errors import SSDError
 from ssd_infer.strategies import registry as drafts
 from ssd_infer.strategies.base import Drafter
 from tests.fuzz.campaign import Arm
-from tests.fuzz.models import LONGEST, Built, Spec, built, families_for, pool, prompt_of
+from tests.fuzz.models import LONGEST, Built, Rules, Spec, built, families_for, pool, prompt_of
 from tests.fuzz.parameters import parameters
+from tests.fuzz.parameters import rules as rules_of
 from tests.fuzz.tally import Tally
 
 __all__ = ["Case", "Spec", "show"]
@@ -45,6 +46,8 @@ class Case:
     form: str = "tensors"
     sampled: bool = False
     """Sample from a law that top-k leaves one token: as deterministic as greedy, by the other acceptance rule."""
+    rules: Rules = ()
+    """Rules of generation the call names."""
 
 
 @dataclass(slots=True)
@@ -81,7 +84,10 @@ def cases(draw: DrawFn, name: str | None, variants: range, open_ended: bool = Fa
     if form == "hf" and (name is None or stops):
         form = "left"
     sampled = draw(st.booleans()) and draw(st.booleans())
-    return Case(model, name, params, rows, budget, eos, stops, form, sampled)
+    rules = () if form in ("hf", "turns") else draw(rules_of(model.vocabulary))
+    if not eos:
+        rules = tuple(rule for rule in rules if rule[0] != "exponential_decay_length_penalty")
+    return Case(model, name, params, rows, budget, eos, stops, form, sampled, rules)
 
 
 @st.composite
@@ -105,7 +111,7 @@ def expected(
     text: Sequence[int], budget: int, eos: Sequence[int], stops: Sequence[Sequence[int]]
 ) -> list[int]:
     """Return the part of a greedy text that is emitted: to the first end of it, that end included."""
-    for end in range(1, budget + 1):
+    for end in range(1, min(budget, len(text)) + 1):
         head = list(text[:end])
         if head[-1] in eos or any(head[-len(stop) :] == list(stop) for stop in stops):
             return head
@@ -144,7 +150,11 @@ def difference(found: Sequence[Sequence[int]], wanted: Sequence[Sequence[int]]) 
 
 def _wanted(model: Built, case: Case) -> list[list[int]] | None:
     """Return the greedy text of every row, None where one of them hangs on a tie."""
-    references = [model.reference(prompt_of(row)) for row in case.prompts]
+    prompts = [prompt_of(row) for row in case.prompts]
+    if case.rules:
+        references = model.references_under(prompts, case.rules, case.eos, case.budget)
+    else:
+        references = [model.reference(prompt) for prompt in prompts]
     if any(reference.tied for reference in references):
         return None
     return [expected(reference.text, case.budget, case.eos, case.stops) for reference in references]
@@ -196,6 +206,7 @@ def _generate(model: Built, case: Case, strategy: type[Drafter] | None) -> Found
         seed=0,
         streamer=lambda row, tokens: found.streamed.setdefault(row, []).extend(tokens),
         **_sampling(case),
+        **dict(case.rules),
     )
     found.sequences, found.stats = out.sequences, out.stats
     return found

@@ -18,13 +18,13 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from scipy.stats import chisquare
 
 import ssd_infer
-from ssd_infer.engine.sampling import Sampler, SamplingParams
 from ssd_infer.errors import SSDError
 from ssd_infer.strategies import registry as drafts
 from tests.fuzz.campaign import Arm
 from tests.fuzz.models import Spec, built, families_for, prompt_of
 from tests.fuzz.parameters import parameters
 from tests.fuzz.tally import Tally
+from tests.transformers_rules import processed
 
 __all__ = ["Case", "Spec", "show"]
 VOCABULARY, LONGEST = 5, 4
@@ -33,7 +33,12 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {},
     {"temperature": 0.7, "top_p": 0.9},
     {"temperature": 1.5, "top_k": 3},
+    {"repetition_penalty": 1.6},
+    {"suppress_tokens": [1, 4], "temperature": 0.8, "top_p": 0.9},
+    {"no_repeat_ngram_size": 2, "top_k": 4},
+    {"min_p": 0.15, "temperature": 1.4, "sequence_bias": [[[2], 1.0], [[2, 3], -3.0]]},
 )
+"""Sampling, with rules of generation and without."""
 Law = dict[tuple[int, ...], float]
 
 
@@ -67,16 +72,17 @@ def cases(draw: DrawFn, name: str, variants: range) -> Case:
 
 @torch.inference_mode()
 def law(case: Case, prompt: Sequence[int]) -> Law:
-    """Enumerate the probability of every output after `prompt`, by the model's own forward."""
+    """Enumerate the probability of every output after `prompt`, by the model's own forward and processors."""
     model = built(case.model).model
-    sampler = Sampler(SamplingParams(do_sample=True, **case.sampling), torch.device("cpu"), 0)
+    given = {"do_sample": True, "top_k": 0} | case.sampling
     ended: Law = {}
     going: Law = {(): 1.0}
     for length in range(1, case.budget + 1):
         heads = list(going)
         logits = model(input_ids=torch.tensor([[*prompt, *head] for head in heads]), use_cache=False).logits
         grown: Law = {}
-        for head, row in zip(heads, sampler.probs(logits[:, -1]).tolist(), strict=True):
+        scores = processed(model, prompt, heads, logits[:, -1], eos=case.eos, **given)
+        for head, row in zip(heads, scores.softmax(-1).tolist(), strict=True):
             for token, share in enumerate(row):
                 done = token in case.eos or length == case.budget
                 if share:

@@ -20,6 +20,7 @@ from ssd_infer.tuning.costs import Costs
 from ssd_infer.tuning.sublayer_costs import SublayerCosts, remember_costs
 from tests.conftest import build_model
 from tests.fuzz.parameters import Scope
+from tests.transformers_rules import processors
 
 VOCABULARY, LONGEST = 29, 36
 """Small enough that n-grams repeat; most new tokens that a reference holds."""
@@ -64,6 +65,10 @@ class Reference:
     tied: bool
 
 
+Rules = tuple[tuple[str, Any], ...]
+"""Rules of generation, name and value."""
+
+
 @dataclass(slots=True)
 class Built:
     """A model with what was asked of it so far."""
@@ -81,6 +86,36 @@ class Built:
         if prompt not in self.references:
             self._refer([prompt])
         return self.references[prompt]
+
+    def references_under(
+        self, prompts: Sequence[tuple[int, ...]], rules: Rules, eos: tuple[int, ...], length: int
+    ) -> list[Reference]:
+        """Return greedy texts of at most `length` tokens under `rules`; AssertionError where transformers differs."""
+        rows = [list(prompt) for prompt in prompts]
+        out = ssd_infer.generate(
+            self.model, rows, max_new_tokens=length, eos_token_id=list(eos), **dict(rules)
+        )
+        pairs = zip(prompts, out.sequences, strict=True)
+        return [Reference(tuple(text), self._hangs(prompt, text, rules, eos)) for prompt, text in pairs]
+
+    @torch.inference_mode()
+    def _hangs(self, prompt: tuple[int, ...], text: list[int], rules: Rules, eos: tuple[int, ...]) -> bool:
+        """Tell whether a text hangs on a tie; else each token is the best that transformers' processors leave."""
+        logits = self.model(input_ids=torch.tensor([[*prompt, *text]]), use_cache=False).logits[0]
+        scores = logits[len(prompt) - 1 : -1].float()
+        made = processors(self.model, prompt, eos, **dict(rules))
+        for at in range(len(text)):
+            scores[at] = made(torch.tensor([[*prompt, *text[:at]]]), scores[at : at + 1])[0]
+        best = scores.topk(2, dim=-1).values
+        if bool(best[:, 0].isneginf().any()):  # nothing was left to choose
+            return True
+        size = scores.masked_fill(scores.isinf(), 0.0).abs().max()
+        if bool((best[:, 0] - best[:, 1] < _TIE[torch.float32] * size).any()):
+            return True
+        assert scores.argmax(dim=-1).tolist() == text, (
+            f"plain decoding of {self.spec} after {prompt}: {rules}"
+        )
+        return False
 
     def prepare(self, prompts: Sequence[tuple[int, ...]]) -> None:
         """Make the references of many prompts at once; the first also goes through transformers' `generate`."""

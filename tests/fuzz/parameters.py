@@ -100,3 +100,26 @@ _SCALARS: dict[Any, SearchStrategy[Any]] = {
     float: st.sampled_from([0.0, 0.25, 0.5, 0.75, 0.9, 1.0]),
     type(None): st.none(),
 }
+
+
+def rules(vocabulary: int) -> SearchStrategy[tuple[tuple[str, Any], ...]]:
+    """Return random rules of generation, often none, that speak of tokens of a vocabulary."""
+    tokens = st.lists(st.integers(3, vocabulary - 1), min_size=1, max_size=vocabulary // 3, unique=True)
+    words = st.lists(st.lists(st.integers(3, vocabulary - 1), min_size=1, max_size=3), min_size=1, max_size=6)
+    some = st.fixed_dictionaries(
+        {},
+        optional={
+            "repetition_penalty": st.sampled_from([0.7, 1.1, 1.5, 3.0]),
+            "encoder_repetition_penalty": st.sampled_from([0.8, 1.5]),
+            "no_repeat_ngram_size": st.integers(1, 4),
+            "encoder_no_repeat_ngram_size": st.integers(2, 4),
+            "bad_words_ids": words,
+            "sequence_bias": words.map(lambda found: [[word, 2.0 - len(word)] for word in found]),
+            "suppress_tokens": tokens,
+            "begin_suppress_tokens": tokens,
+            "min_new_tokens": st.integers(1, 12),
+            "exponential_decay_length_penalty": st.tuples(st.integers(0, 6), st.sampled_from([1.1, 1.6])),
+        },
+    )
+    none: SearchStrategy[dict[str, Any]] = st.just({})
+    return st.one_of(none, none, some).map(lambda found: tuple(found.items()))

@@ -58,7 +58,7 @@ LAZY = {
     "jiwer": {"ssd_infer.families.speech.scoring"},
     "mlflow": {"ssd_train.runs.tracking"},
     "optuna": {"ssd_infer.strategies.skip_layers.bayes"},
-    "peft": {"ssd_infer.models.asr_lm_decoder"},
+    "peft": {"ssd_infer.checkpoint.adapters", "ssd_infer.models.asr_lm_decoder"},
     "py_nanotts": {"ssd_train.data.speech.engines"},
     "scipy": {"ssd_infer.families.speech.audio"},
     "soundfile": {
@@ -70,6 +70,7 @@ LAZY = {
     # Installed, slow to import, and needed by one setting only.
     "accelerate": {"ssd_infer.offload.offload"},
     "datasets": {"ssd_train.data.hub", "ssd_train.data.speech.hub"},
+    "huggingface_hub": {"ssd_infer.checkpoint.hub"},
     "pyarrow": {"ssd_infer.corpus.questions", "ssd_train.data.local"},
     "safetensors": {"ssd_infer.checkpoint.load", "ssd_infer.offload.files"},
     "wandb": {"ssd_infer.report.wandb", "ssd_train.runs.tracking"},
@@ -87,6 +88,9 @@ LAZY = {
     "transformers": {
         "ssd_infer.bridge",
         "ssd_infer.checkpoint.load",
+        "ssd_infer.checkpoint.quantised",
+        "ssd_infer.engine.given_processors",
+        "ssd_infer.engine.processors",
         "ssd_infer.evaluation.progress",
         "ssd_infer.models.asr_processor",
         "ssd_infer.offload.offload",
@@ -98,6 +102,7 @@ LAZY = {
 LAZY_OWN = {
     # A wrong configuration is refused before torch is imported: what acts on a right one comes after the check.
     "ssd_infer.__main__": {
+        "ssd_infer.checkpoint.hub",
         "ssd_infer.evaluation",
         "ssd_infer.evaluation.alone",
         "ssd_infer.evaluation.progress",

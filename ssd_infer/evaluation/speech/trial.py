@@ -9,8 +9,7 @@ from typing import Any, cast
 
 import torch
 
-import ssd_infer
-from ssd_infer.checkpoint.load import Loaded
+from ssd_infer.checkpoint.load import Loaded, load_with
 from ssd_infer.config.evaluation import EvalSettings
 from ssd_infer.engine.devices import check_device
 from ssd_infer.errors import CheckpointError, ConfigError, DataError, Problem
@@ -82,7 +81,7 @@ def open_trial(settings: EvalSettings, say: Say) -> Trial:
     paths = _paths(settings)
     budget = Budget(settings.max_minutes)
     say("loading the checkpoint")
-    loaded = ssd_infer.load(settings.checkpoint, dtype=settings.dtype, device=settings.device)
+    loaded = load_with(settings.checkpoint, settings.loading(), settings.dtype, settings.device)
     model: Any = loaded.model
     if loaded.processor is None:
         raise CheckpointError(

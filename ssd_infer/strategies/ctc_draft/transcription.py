@@ -13,7 +13,7 @@ from torch import nn
 from ssd_infer.checkpoint.kinds import kind_of
 from ssd_infer.checkpoint.load import Loaded
 from ssd_infer.config.checks import Checks
-from ssd_infer.engine.generation_rules import read_rules
+from ssd_infer.engine.generation_rules import refuse_rules
 from ssd_infer.engine.model_view import evaluating
 from ssd_infer.engine.stats import Stats
 from ssd_infer.engine.streaming import streaming
@@ -83,7 +83,7 @@ def transcribe(
     if problem is not None:
         checks.problems.append(problem)
     module = model.model if isinstance(model, Loaded) else model
-    read_rules(module, "model", do_sample=False, problems=checks.problems)
+    refuse_rules(module, "model", {}, do_sample=False, problems=checks.problems)
     draft, draft_params = _draft(draft, draft_params, checks)
     size = _size(batch_size, checks)
     seconds = _seconds(segment_seconds, checks)

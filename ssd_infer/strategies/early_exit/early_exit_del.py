@@ -7,8 +7,9 @@ would be worth now; the next round uses the exit and γ of highest tokens per me
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -117,7 +118,8 @@ class EarlyExitDel(Stepwise):
         starts = [length - width for length in session.lengths]
         material = gather(session, starts, width, capture=self.shadows.exits)
         everything = torch.ones(len(starts), width, dtype=torch.bool, device=material.ids.device)
-        self._learn([material.states[layer] for layer in self.shadows.exits], material.reference, everything)
+        states = [material.states[layer] for layer in self.shadows.exits]
+        self._learn(states, material.reference, everything, partial(session.committed_scores, starts=starts))
 
     def propose(self, limit: int) -> Proposal:
         """Draft at the exit and length that promise most; nothing while none promises a gain, but for a probe."""
@@ -160,16 +162,26 @@ class EarlyExitDel(Stepwise):
             for layer in self.shadows.exits
         ]
         self.shadows.fade()
-        self._learn(states, reference, counted)
+        scored = partial(self.session.target_scores, proposal=feedback.proposal)
+        self._learn(states, reference, counted, scored)
 
-    def _learn(self, states: list[Tensor], reference: Tensor, counted: Tensor) -> None:
-        """Apply the head to the exits' states `(B, T, d)`, in as few passes as memory allows, and count."""
+    def _learn(
+        self,
+        states: list[Tensor],
+        reference: Tensor,
+        counted: Tensor,
+        scored: Callable[[Tensor], Tensor],
+    ) -> None:
+        """Apply the head to the exits' states `(B, T, d)`, in as few passes as memory allows, and count.
+
+        `scored` returns what a token is chosen by, of logits `(exits, B, T, V)`.
+        """
         target, sampler = self.session.target, self.session.sampler
         size = states[0].shape[0] * states[0].shape[1] * target.vocab_size
         step = max(1, _HEAD_ELEMENTS // size)
         hits, confidence = [], []
         for first in range(0, len(states), step):
-            logits = target.logits(torch.stack(states[first : first + step]))
+            logits = scored(target.logits(torch.stack(states[first : first + step])))
             scores = compare(sampler, logits, reference)
             hits.append(scores.acceptance)
             confidence.append(scores.confidence)

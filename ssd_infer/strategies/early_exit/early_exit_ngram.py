@@ -123,7 +123,7 @@ class EarlyExitNgram(EarlyExit):
         window = session.window(ids.shape[1])
         hidden = target.embed_at(ids, window, session.cache)
         hidden = target.run(hidden, window, session.cache, 0, self.exit_layer)
-        logits = target.logits(hidden)
+        logits = session.block_scores(target.logits(hidden), packed)
         kept, following = accept(logits, packed.tokens, packed.counts, None, session.sampler)
         kept_host = [min(count, limit - 1) for count in kept.tolist()]
         steps = max(0, min(self.gamma, limit) - 1 - min(kept_host))
@@ -134,7 +134,7 @@ class EarlyExitNgram(EarlyExit):
         for step in range(steps):
             at = [count + 1 + step for count in kept_host]
             hidden = self._early(token, at)
-            token, q = self._pick(target.logits(hidden))
+            token, q = self._pick(self._scores(target.logits(hidden), draft.tokens, at))
             draft.write(at, hidden, token, q)
         ends = [count + 1 + steps for count in kept_host]
         draft.write(ends, self._early(token, ends))
@@ -142,6 +142,14 @@ class EarlyExitNgram(EarlyExit):
             min(end, limit) for end in ends
         ]  # only what is proposed is cut, never where a state belongs
         return draft.proposal(counts, self.exit_layer, forwards=1 + steps)
+
+    def _scores(self, logits: Tensor, drafts: Tensor, at: list[int]) -> Tensor:
+        """Return what the exit chooses by after the first `at[b]` of each row's `drafts` `(B, room)`."""
+        rules, rows = self.session.rules, self.session.rows
+        if rules is None:
+            return logits
+        table = [tokens[:count] for tokens, count in zip(drafts.tolist(), at, strict=True)]
+        return rules.step(rows, logits, table)
 
     def _early(self, token: Tensor, at: list[int]) -> Tensor:
         """Run the first E layers on one `token` `(B,)` a row, `at[b]` past its committed length; return `(B, d)`."""

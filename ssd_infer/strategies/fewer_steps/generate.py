@@ -42,12 +42,14 @@ def generate(
     streamer: Any | None = None,
     sampler: Mapping[str, Any] | SamplerSettings | None = None,
     generation_rules: Literal["model", "off"] = "model",
+    **rules: Any,
 ) -> GenerateOutput:
     """Decode with a masked-diffusion model, stepwise (`draft=None`) or `fewer_steps`; the output is the same.
 
     `sampler` overrides the fields of `SamplerSettings` saved with the model. Rows draw noise of their own from `seed`,
     keyed by what is revealed, so that a draft changes nothing when sampling either. `stats.report` holds every field
-    of the sampler, `nfe` (forward calls) and `rows` (sequences evaluated).
+    of the sampler, `nfe` (forward calls) and `rows` (sequences evaluated). Rules of generation about the score of a
+    next token mean nothing where tokens do not come one after the other: any is refused.
 
     Raises ConfigError for bad arguments and models of another kind, UnsupportedModelError for unknown backbones.
     """
@@ -70,6 +72,8 @@ def generate(
             draft=draft,
             draft_params=draft_params,
             generation_rules=generation_rules,
+            rules=rules,
+            follows_rules=False,
         )
         problems += _misplaced(request) + stream.problems(len(request.prompts))
         settings = _settings(module, sampler, problems)

@@ -123,11 +123,12 @@ class ExpertDraft(Stepwise):
         alive = torch.ones(rows, dtype=torch.bool, device=device)
         counts = torch.zeros(rows, dtype=torch.long, device=device)
         pending = torch.zeros_like(counts)
-        drafts, probs, unverified, states = [], [], [], []
+        drafts: list[Tensor] = []
+        probs, unverified, states = [], [], []
         self._logits = []
         for offset in range(most):
             hidden = self.step(token, offset)
-            logits = session.target.logits(hidden[:, 0])
+            logits = session.draft_scores(session.target.logits(hidden[:, 0]), drafts)
             token, q = self._pick(logits)
             sure = self._top(logits, q)
             drafts.append(token)

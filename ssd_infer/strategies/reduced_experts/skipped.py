@@ -40,7 +40,8 @@ class Skipped:
         said = proposal.tokens if sampler.greedy else logits.argmax(-1)
         agreed = full.argmax(-1) == said
         p, q = (part.float().log_softmax(-1) for part in (full[skipped], logits[skipped]))
-        self.kl += float((p.exp() * (p - q)).sum())
+        possible = p > -torch.inf  # what rules forbid has no share in the divergence
+        self.kl += float((p.exp() * (p - q))[possible].sum())
         self.tokens += int(skipped.sum())
         self.agreed += int((agreed & skipped).sum())
         self.emitted += sum(min(count + 1, left) for count, left in zip(kept, room, strict=True))

@@ -64,5 +64,6 @@ def look_back(session: Session, width: int, own: Own = "causal") -> tuple[Calibr
     ids = token_ids(session, starts, width)
     material = CalibrationSet(session, starts, ids, ids, {}, own)
     start, states = Branches(material, own="diagonal").full_states()
-    material.reference = choices(session.sampler, session.target.logits(states[-1]))
+    scores = session.committed_scores(session.target.logits(states[-1]), starts)
+    material.reference = choices(session.sampler, scores)
     return material, [start, *states]

@@ -94,6 +94,8 @@ class Balanced(Decoding):
         rows = [self.session.rows[part.row] for part in drafting]
         steps = [part.ahead for part in drafting]
         sampler.begin([row.index for row in rows], [row.emitted for row in rows], steps)
+        if self.session.rules is not None:
+            own = self.session.rules.step(rows, own, [self.drafts[part.row] for part in drafting])
         probs = None if sampler.greedy else sampler.probs(own)
         tokens = own.argmax(dim=-1) if probs is None else sampler.draw(probs)
         for at, (part, token) in enumerate(zip(drafting, tokens.tolist(), strict=True)):
@@ -113,8 +115,11 @@ class Balanced(Decoding):
         drafts = [part.ids[1:] + [0] * (most - count) for part, count in zip(verifying, counts, strict=True)]
         rows = [session.rows[part.row] for part in verifying]
         session.sampler.begin([row.index for row in rows], [row.emitted for row in rows])
+        scores = logits[torch.tensor(index, device=device)]
+        if session.rules is not None:
+            scores = session.rules.target(rows, scores, [part.ids[1:] for part in verifying])
         accepted, following = accept(
-            logits[torch.tensor(index, device=device)],
+            scores,
             torch.tensor(drafts, dtype=torch.long, device=device).view(len(drafts), most),
             torch.tensor(counts, device=device),
             self._laws(verifying, most, logits.shape[-1]),
