@@ -81,10 +81,11 @@ def load(
     )
     if isinstance(path, nn.Module):
         return _wrapped(path, options, dtype, device)
-    if not isinstance(path, str | Path) or not str(path):
+    place: Any = path
+    if not isinstance(place, str | Path) or not str(place):
         rule, remedy = "must be a directory, a name on the hub or a model", "a loaded one is its `model`"
-        raise ConfigError([Problem("checkpoint", rule, type(path).__name__ if path else path, remedy)])
-    return load_with(str(path), options, dtype, device, trust_remote_code=trust_remote_code)
+        raise ConfigError([Problem("checkpoint", rule, type(place).__name__ if place else place, remedy)])
+    return load_with(str(place), options, dtype, device, trust_remote_code=trust_remote_code)
 
 
 def load_with(
