@@ -46,6 +46,7 @@ class ModelView:
         """
         known = cls._known.get(model)
         if known is None or known._seen != _parts(model):
+            _check_weights(model)
             try:
                 known = cls(model)
                 known._check_exact()
@@ -89,6 +90,15 @@ class ModelView:
 
 
 _View = TypeVar("_View", bound=ModelView)
+
+
+def _check_weights(model: nn.Module) -> None:
+    """Raise UnsupportedModelError for weights that are nowhere: on the meta device, and nothing fetches them."""
+    absent = any(weight.is_meta for weight in model.parameters())
+    if absent and not any(hasattr(module, "_hf_hook") for module in model.modules()):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} holds no weights: they are on the meta device; load or fill them first"
+        )
 
 
 def _parts(model: nn.Module) -> list[tuple[nn.Module, type, Any]]:
