@@ -60,6 +60,7 @@ _MODULES = (
     "ssd_infer.engine.drafter",
     "ssd_infer.engine.loop",
     "ssd_infer.strategies.info",
+    "ssd_infer.strategies.reported",
     "ssd_infer.strategies.base",
     "ssd_infer.strategies.run",
     "ssd_infer.strategies.stepwise",
