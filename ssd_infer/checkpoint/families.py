@@ -50,7 +50,7 @@ FAMILIES_OF_OURS: tuple[FamilyEntry, ...] = (
     _entry("phi", "names:PHI", "phi", "persimmon"),
     _entry("phi3", "names:PHI3", "phi3", "phimoe"),
     _entry("gpt_neox", "names:GPT_NEOX"),
-    _entry("gptj", "names:GPT_J"),
+    _entry("gptj", "names:GPT_J", "gptj", "codegen"),
     _entry("gpt_oss", "names:GPT_OSS"),
     _entry("llama4_text", "names:LLAMA4"),
     _entry("granite", "scales:GRANITE", "granite", "granite_swa"),

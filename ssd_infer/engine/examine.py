@@ -172,13 +172,20 @@ def _trials(target: Target) -> list[tuple[str, Callable[[int], Outcome]]]:
         first = (" past a narrowed window", lambda seed: _near(view, model, _NARROW + _PAST, seed))
     trials: list[tuple[str, Callable[[int], Outcome]]] = [
         first,
-        (" in rows of different lengths", lambda seed: _ragged(target, length, seed)),
+        (" in rows of different lengths", lambda seed: _ragged(target, _fitting(target, length), seed)),
     ]
     far = _far_places(target, length)
     if "position_ids" in inspect.signature(cast(Any, target.model).forward).parameters:
         reached = far if room > _USUAL else far[:1]
         trials += [(f" at position {place}", _far_trial(target, place)) for place in reached]
     return trials
+
+
+def _fitting(target: Target, length: int) -> int:
+    """Return a length at which rows of it and of half of it can be decoded together."""
+    while length > _AHEAD + 1 and target.unfit_reason([length, length // 2], 0) is not None:
+        length //= 2
+    return length
 
 
 def _far_places(target: Target, length: int) -> list[int]:

@@ -19,6 +19,8 @@ from ssd_infer.engine.target import Target
 from ssd_infer.engine.window import Window
 from ssd_infer.errors import one_line
 
+_ROUNDING = 0.05
+"""Share of what a layer changes that precision may account for."""
 View = Sequence[nn.Module | None]
 
 _ARRANGEMENTS: tuple[dict[str, tuple[str, ...]], ...] = (
@@ -110,6 +112,24 @@ def _serving(layer: nn.Module) -> Mapping[str, tuple[str, ...]]:
     names = {name for name, part in layer._modules.items() if name.endswith("layernorm") and part is not None}
     known = (one for one in _ARRANGEMENTS if names == {*one["attention"], *one["mlp"]})
     return next(known, {})
+
+
+@once
+@torch.inference_mode()
+def side_by_side(target: Target) -> str | None:
+    """Say that layers hand one state to both sublayers; None where the MLP is given what attention has changed.
+
+    One layer is run as it is, and in two steps that keep one sublayer each.
+    """
+    cache, window = target.new_cache(1, 2), Window(target.geometry(2), [0], 2)
+    ids = torch.arange(2, device=target.device).unsqueeze(0) % target.vocab_size
+    start = target.embed_at(ids, window, cache)
+    whole = target.run(start, window, cache, 0, 1)
+    step = start
+    for left_out in ("mlp", "attention"):
+        step = target.run(step, window, cache, 0, 1, [_hollow(target, target.layers[0], [left_out])])
+    apart = float((whole - step).abs().max()) / (float((whole - start).abs().max()) + 1e-6)
+    return "its layers run attention and MLP side by side" if apart > _ROUNDING else None
 
 
 @once

@@ -53,7 +53,7 @@ class Target(ModelView):
         self._check_text(model)
         parts, base = self.family.parts, self._base(model)
         self.embedding: nn.Module = getattr(base, parts.embedding)
-        self.rotary: nn.Module | None = None if parts.rotary is None else getattr(base, parts.rotary)
+        self.rotary: nn.Module | None = None if parts.rotary is None else getattr(base, parts.rotary, None)
         layers = list(getattr(base, parts.layers))[: self.config.num_hidden_layers]
         mixer = self.family.sublayers.mixer
         self.layers: list[nn.Module] = [with_states(product_view(layer), mixer) for layer in layers]
@@ -123,14 +123,16 @@ class Target(ModelView):
         kind = RecurrentCache if self.recurrent else RowCache
         return kind(batch, capacity, self.num_layers)
 
+    def unfit_reason(self, prompts: Sequence[int], new: int) -> str | None:
+        """Return why `new` tokens after prompts of these lengths cannot be decoded exactly; None where they can."""
+        longest = max(prompts, default=0) + new - 1
+        if self.limit is not None and longest > self.limit:
+            return f"it has {self.limit} positions, and this text may need {longest}"
+        return None if self.family.unfit is None else self.family.unfit(self.config, list(prompts), new)
+
     def check_fit(self, prompts: Sequence[int], new: int) -> None:
         """Raise UnsupportedModelError where `new` tokens after prompts of these lengths cannot be decoded exactly."""
-        longest = max(prompts, default=0) + new - 1
-        reason = None
-        if self.limit is not None and longest > self.limit:
-            reason = f"it has {self.limit} positions, and this text may need {longest}"
-        elif self.family.unfit is not None:
-            reason = self.family.unfit(self.config, list(prompts), new)
+        reason = self.unfit_reason(prompts, new)
         if reason is not None:
             raise self._refused(reason)
 

@@ -38,11 +38,19 @@ ROPES: dict[str, dict[str, Any]] = {
     "longrope": LONG,
 }
 VARYING = ("dynamic", "longrope")
+SWIFT = {"gamma": 4, "share": 1.0, "fruitless": 1.0, "worth": 1.0, "confidence": 0.0, "window": 8}
+SPARSE = {"selector": "pillar", "ratio": 0.5, "min_budget": 4, "gamma": 3, "cold_start": "dense"}
 WAYS: list[tuple[str | None, dict[str, Any]]] = [
     (None, {}),
     ("early_exit", {"exit_layer": 3, "gamma": 4}),
     ("skip_set", {"skip_attention": [2], "skip_mlp": [3], "gamma": 4, "confidence": 0.0}),
 ]
+MORE: list[tuple[str | None, dict[str, Any]]] = [
+    ("early_exit+ngram", {"exit_layer": 3, "gamma": 4, "trust": 1}),
+    ("swift", SWIFT),
+    ("sparse_attention", SPARSE),
+]
+"""Drafts that look back, or keep keys of their own."""
 
 
 def with_rope(kind: str, family: str = "llama", seed: int = 0, **more: Any) -> Any:
@@ -70,7 +78,7 @@ def test_past_the_positions_of_a_model_decoding_is_exact(kind: str) -> None:
     ]
     expected, before = alone(model, rows, 40), state_of(model)
     assert expected == alone(model, rows, 40)
-    for draft, params in WAYS:
+    for draft, params in [*WAYS, *(MORE if kind in VARYING else [])]:
         arguments = {"draft": draft, "draft_params": params, "max_new_tokens": 40, "eos_token_id": []}
         out = ssd_infer.generate(model, rows, **arguments)
         assert out.sequences == expected, draft

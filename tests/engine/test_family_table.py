@@ -33,7 +33,7 @@ def found() -> dict[str, list[Outcome]]:
     return {}
 
 
-@pytest.mark.parametrize(("turn", "case"), enumerate(CASES), ids=[case.title for case in CASES])
+@pytest.mark.parametrize(("turn", "case"), list(enumerate(CASES)), ids=[case.title for case in CASES])
 def test_a_family_is_exact_with_every_draft_or_refuses_it(
     turn: int, case: Case, found: dict[str, list[Outcome]]
 ) -> None:

@@ -10,8 +10,9 @@ import torch
 
 import ssd_infer
 from ssd_infer.engine.sampling import SamplingParams
-from ssd_infer.engine.sublayers import SkipSet, skip_view
+from ssd_infer.engine.sublayers import SkipSet, side_by_side, skip_view
 from ssd_infer.engine.target import Target
+from ssd_infer.strategies.skip_layers.branches import look_back
 from ssd_infer.tuning.calibration_text import CalibrationSet, Scores, gather, write_calibration_set
 from ssd_infer.tuning.costs import Costs
 from ssd_infer.tuning.prediction import predict
@@ -126,3 +127,16 @@ def test_costs_add_up() -> None:
     wide = SublayerCosts(Costs((1, 17), (1.0, 2.0), (0.0, 0.0), 4), 0.5, 0.5)
     assert wide.skipping(SkipSet.of([0], [])).v(16) == 2.0
     assert wide.skipping(SkipSet.of([3], [2])).v(16) == (2 * 1.0 + 2 * 2.0) / 4
+
+
+@pytest.mark.parametrize("family", ["gpt_neox", "llama"])
+def test_states_between_sublayers_end_where_the_model_does(tiny_model: ModelFactory, family: str) -> None:
+    """Also where attention and MLP are handed one state, so that running one after the other would go elsewhere."""
+    model = tiny_model(family)
+    target = Target.of(model)
+    assert (side_by_side(target) is None) == (family == "llama")
+    material = write_calibration_set(target, [[2, 3, 4, 5], [6, 7, 8]], SamplingParams(), 9)
+    found, states = look_back(material.session, 8)
+    assert len(states) == 2 * target.num_layers + 1
+    expected = gather(material.session, found.starts, 8)
+    assert torch.equal(found.reference, expected.reference)

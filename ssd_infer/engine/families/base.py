@@ -36,6 +36,8 @@ class Parts:
     """What is applied after the last layer, in this order; parts that a model leaves out (None) are passed over."""
     rotary: str | None = "rotary_emb"
     """Rotary embeddings; None for models with another notion of position."""
+    may_lack_rotary: bool = False
+    """Older releases of the model turn queries and keys by themselves."""
     head: tuple[str, ...] = ("lm_head",)
 
 

@@ -60,8 +60,8 @@ GPT_NEOX = CausalFamily(
 )
 GPT_J = CausalFamily(
     name="gptj",
-    model_types=("gptj",),
-    parts=Parts(embedding="wte", layers="h", norm=("ln_f",)),
+    model_types=("gptj", "codegen"),
+    parts=Parts(embedding="wte", layers="h", norm=("ln_f",), may_lack_rotary=True),
     sublayers=Sublayers(attention="attn", serving={"attention": (), "mlp": ()}),
 )
 GPT_OSS = CausalFamily(

@@ -20,9 +20,10 @@ def base_of(model: nn.Module, parts: Parts) -> nn.Module | str:
     wanted = [
         (parts.embedding, "token embeddings", False),
         (parts.layers, "single list of decoder layers", False),
-        *((name, "final norm", True) for name in parts.norm),
+        *((name, "final norm", hasattr(base, name)) for name in parts.norm),
     ]
-    wanted += [] if parts.rotary is None else [(parts.rotary, "rotary embeddings", True)]
+    lacking = parts.rotary is None or parts.may_lack_rotary or hasattr(base, parts.rotary)
+    wanted += [] if parts.rotary is None else [(parts.rotary, "rotary embeddings", lacking)]
     lost = [f"no {what} `{name}`" for name, what, spare in wanted if not _there(base, name, spare)]
     lost += [] if chain_of(model, parts.head) is not None else [f"no output head `{'.'.join(parts.head)}`"]
     if not lost:
@@ -33,7 +34,7 @@ def base_of(model: nn.Module, parts: Parts) -> nn.Module | str:
 
 def _there(owner: nn.Module, name: str, spare: bool) -> bool:
     """Tell whether `owner` has a part `name`, which may be None where it is one to `spare`."""
-    return hasattr(owner, name) and (spare or getattr(owner, name) is not None)
+    return spare or getattr(owner, name, None) is not None
 
 
 def chain_of(owner: Any, path: tuple[str, ...]) -> Any:

@@ -65,10 +65,8 @@ def unsupported_reason(target: Target) -> str | None:
 
     Look for attention modules, sliding windows and wrappers, then compare six tokens with the target's own pass.
     """
-    if (other := _other_reading(target)) is not None:
-        return other
-    if (hidden_away := _out_of_reach(target)) is not None:
-        return hidden_away
+    if (reason := _other_reading(target) or _out_of_reach(target)) is not None:
+        return reason
     ids = torch.arange(6, device=target.device).unsqueeze(0) % target.vocab_size
     geometry = target.geometry(6)
     outputs = []

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ssd_infer.engine.session import Session
-from ssd_infer.engine.sublayers import SkipSet, View, skip_view
+from ssd_infer.engine.sublayers import SkipSet, View, side_by_side, skip_view
 from ssd_infer.tuning.calibration_text import CalibrationSet, choices, token_ids
 from ssd_infer.tuning.scratch import Own, ScratchCache, ScratchWindow
 
@@ -21,15 +21,19 @@ class Branches:
         every = range(material.target.num_layers)
         self._attention = skip_view(material.target, SkipSet.of((), every))
         self._mlp = skip_view(material.target, SkipSet.of(every, ()))
+        self._together = side_by_side(material.target) is not None
         self._opened: dict[int, tuple[ScratchWindow, ScratchCache]] = {}
 
     def full_states(self) -> tuple[Tensor, list[Tensor]]:
         """Return the full model's states `(B, T, d)` before all sublayers and after each of them."""
         target, material = self.material.target, self.material
         start = target.embed_at(material.ids, *self._open(1))
-        states, state = [], start
+        states, state, before = [], start, start
         for index in range(2 * target.num_layers):
-            state = self.keep(index, state.unsqueeze(0))[0]
+            if index % 2 and self._together:
+                state = target.run(before, *self._open(1), index // 2, index // 2 + 1)
+            else:
+                before, state = state, self.keep(index, state.unsqueeze(0))[0]
             states.append(state)
         return start, states
 
