@@ -50,7 +50,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_5_text": {
         "layer_types": ["linear_attention", "full_attention"],
         **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 8),
-        **{"linear_num_key_heads": 2, "linear_num_value_heads": 4},
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
     },
     "mamba2": {
         "attn_implementation": "eager",
