@@ -71,6 +71,8 @@ PROMPTS: tuple[Any, ...] = (
     [5, [6]],
     [[[2]]],
     torch.zeros(1, 2, 3, dtype=torch.long),
+    torch.zeros(1, 2, dtype=torch.long, device="meta"),
+    [torch.zeros(2, dtype=torch.long, device="meta")],
     torch.tensor([[2.0, 3.0]]),
     torch.tensor([[True, False]]),
     torch.tensor([[2j]]),
@@ -93,6 +95,7 @@ MASKS: tuple[Any, ...] = (
     torch.full((1, 2), NAN),
     torch.tensor([[0.0, -3e38]]),
     torch.ones(1, 1, 2, 2),
+    torch.ones(1, 2, device="meta"),
     np.ones((2, 2)),
     {"attention_mask": 1},
 )

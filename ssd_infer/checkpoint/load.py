@@ -13,6 +13,7 @@ from torch import nn
 from ssd_infer.checkpoint.adapters import add_adapter, adds_prompts, inner_model
 from ssd_infer.checkpoint.kinds import KINDS, Kind, kind_at, kind_of, register_classes
 from ssd_infer.checkpoint.options import ROW_MASKED, LoadOptions, option_problems
+from ssd_infer.checkpoint.placement import read_device, read_dtype
 from ssd_infer.checkpoint.quantised import quantisation
 from ssd_infer.errors import CheckpointError, ConfigError, Problem
 
@@ -79,8 +80,12 @@ def load(
         gguf_file=gguf_file,
     )
     if isinstance(path, nn.Module):
-        return _wrapped(path, options)
-    return load_with(str(path), options, dtype, device, trust_remote_code=trust_remote_code)
+        return _wrapped(path, options, dtype, device)
+    place: Any = path
+    if not isinstance(place, str | Path) or not str(place):
+        rule, remedy = "must be a directory, a name on the hub or a model", "a loaded one is its `model`"
+        raise ConfigError([Problem("checkpoint", rule, type(place).__name__ if place else place, remedy)])
+    return load_with(str(place), options, dtype, device, trust_remote_code=trust_remote_code)
 
 
 def load_with(
@@ -93,6 +98,11 @@ def load_with(
 ) -> Loaded:
     """Load the checkpoint at `where`, a directory or a name on the hub, as `load` does."""
     problems = option_problems(options, "auto" if device is None else str(device))
+    precision, placed = read_dtype(dtype, problems), read_device(device, problems)
+    where = str(Path(where).expanduser()) if where.startswith("~") else where
+    if options.revision is not None and Path(where).is_dir():
+        rule = "belongs to a name on the hub, and the checkpoint is a directory"
+        problems.append(Problem("revision", rule, options.revision, "leave it out"))
     if problems:
         raise ConfigError(problems)
     _check_directory(where, options.gguf_file)
@@ -100,11 +110,15 @@ def load_with(
     _check_kind(kind, options)
     register_classes(kind)
     notes, chosen = _row_masked(options)
-    model = _load_model(where, kind, _dtype(dtype), chosen, trust_remote_code)
+    model = _load_model(where, kind, precision, chosen, trust_remote_code)
     if options.adapter is not None:
-        add_adapter(model, options.adapter, options.hub())
+        beside_weights = options.hub()
+        beside_weights.pop(
+            "revision", None
+        )  # the model's own; an adapter's repository knows none of its commits
+        add_adapter(model, options.adapter, beside_weights)
     if options.device_map is None:
-        model = _moved(model, device)
+        model = _moved(model, placed)
     more = options.hub() | ({"gguf_file": options.gguf_file} if options.gguf_file else {})
     beside = load_beside(where, KINDS[kind].auto_processor, trust_remote_code, more)
     processor = beside if KINDS[kind].auto_processor == "AutoProcessor" else None
@@ -112,10 +126,11 @@ def load_with(
     return Loaded(model.eval(), tokenizer, where, kind, processor, notes)
 
 
-def _wrapped(model: nn.Module, options: LoadOptions) -> Loaded:
+def _wrapped(model: nn.Module, options: LoadOptions, dtype: Any, device: Any) -> Loaded:
     """Wrap a model that is loaded already; raises ConfigError for options that come too late."""
     rule, remedy = "belongs to a checkpoint that is still to be loaded", "pass the checkpoint's directory"
-    problems = [Problem(name, rule, value, remedy) for name, value in options.given().items()]
+    placed = {name: value for name, value in (("dtype", dtype), ("device", device)) if value is not None}
+    problems = [Problem(name, rule, value, remedy) for name, value in (placed | options.given()).items()]
     if adds_prompts(model):
         rule = "must not be a PEFT model that learns prompts: they are in none of its layers"
         problems.append(Problem("model", rule, type(model).__name__, "pass one whose adapter is in layers"))
@@ -147,10 +162,8 @@ def _check_kind(kind: Kind, options: LoadOptions) -> None:
         raise ConfigError([Problem(name, rule, found[name], "leave it out") for name in sorted(alien)])
 
 
-def _moved(model: Any, device: str | torch.device | None) -> Any:
+def _moved(model: Any, chosen: torch.device) -> Any:
     """Return `model` on the device asked for, where it is not there already: quantised weights may not bear a move."""
-    auto = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    chosen = auto if device in (None, "auto") else torch.device(device)
     places = {weight.device for weight in model.parameters()}
     there = all(
         place.type == chosen.type and chosen.index in (None, place.index or chosen.index) for place in places
@@ -174,12 +187,6 @@ def _kind(where: str, hub: Mapping[str, Any]) -> Kind:
 def _does_not_load(what: str, where: str, error: Exception) -> CheckpointError:
     first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return CheckpointError(f"checkpoint: {what}{where!r} does not load ({first})")
-
-
-def _dtype(dtype: str | torch.dtype | None) -> str | torch.dtype:
-    if dtype is None or dtype == "auto":
-        return "auto"
-    return getattr(torch, dtype) if isinstance(dtype, str) else dtype
 
 
 def _looks_local(where: str) -> bool:

@@ -12,6 +12,8 @@ from ssd_infer.errors import Problem
 
 ROW_MASKED = ("sdpa", "eager")
 """Attention backends that take a mask of their own for every row, which drafted blocks of ragged batches need."""
+_UNMASKED = re.compile(r"(paged\|.+)|(flash_attention.*)|(flex_attention)|(.+/.+)")
+"""Names of transformers' other backends, kernels from the hub among them."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -74,7 +76,14 @@ def option_problems(options: LoadOptions, device: str) -> list[Problem]:
     if mapped and not isinstance(options.device_map, str | Mapping):
         rule = "must be auto, or map modules to devices"
         found.append(Problem("device_map", rule, options.device_map, "try device_map=auto"))
+    backend = options.attn_implementation
+    if backend is not None and not _is_backend(backend):
+        rule, remedy = "must be one of transformers' attention backends", "try sdpa or eager"
+        found.append(Problem("attn_implementation", rule, backend, remedy))
     config = options.quantization_config
+    if isinstance(config, str | int | float):
+        rule, remedy = "must be a configuration or its fields", "try {'quant_method': 'torchao', ...}"
+        found.append(Problem("quantization_config", rule, config, remedy))
     if isinstance(config, Mapping) and config and not _METHODS & set(config):
         remedy = "add quantization_config.quant_method=torchao"
         found.append(Problem("quantization_config", "must say how", dict(config), remedy))
@@ -83,6 +92,10 @@ def option_problems(options: LoadOptions, device: str) -> list[Problem]:
         remedy = "that is what save_pretrained of a PEFT model writes"
         found.append(Problem("adapter", rule, options.adapter, remedy))
     return found
+
+
+def _is_backend(name: Any) -> bool:
+    return isinstance(name, str) and (name in ROW_MASKED or _UNMASKED.fullmatch(name) is not None)
 
 
 _METHODS = {"quant_method", "load_in_8bit", "load_in_4bit"}

@@ -46,6 +46,7 @@ class ModelView:
         """
         known = cls._known.get(model)
         if known is None or known._seen != _parts(model):
+            _check_weights(model)
             try:
                 known = cls(model)
                 known._check_exact()
@@ -91,10 +92,31 @@ class ModelView:
 _View = TypeVar("_View", bound=ModelView)
 
 
-def _parts(model: nn.Module) -> list[tuple[nn.Module, type, Any]]:
-    """List the modules below `model`, of which class, and what replaced the forward of some: what a view is made of."""
-    parts = (module for module in model.modules() if module is not model)
-    return [(module, type(module), vars(module).get("forward")) for module in parts]
+def _check_weights(model: nn.Module) -> None:
+    """Raise UnsupportedModelError for weights that are nowhere: on the meta device, and nothing fetches them.
+
+    Some may be there for a reason: routed experts of which only a share is in memory.
+    """
+    absent = all(weight.is_meta for weight in model.parameters())
+    if absent and not any(hasattr(module, "_hf_hook") for module in model.modules()):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} holds no weights: they are on the meta device; load or fill them first"
+        )
+
+
+def _parts(model: nn.Module) -> list[tuple[Any, ...]]:
+    """List what a view of `model` is made of and what runs around it: modules, their classes, replaced forwards, hooks.
+
+    Hooks count on modules above the layers, whose own forward is not run here; those on other modules run as ever.
+    What may hold the model is listed by number, since a view is held as long as its model is.
+    """
+    found: list[tuple[Any, ...]] = [(type(model), id(vars(model).get("forward")))]
+    for name, module in model.named_modules():
+        if module is not model:
+            found.append((module, type(module), vars(module).get("forward")))
+        if not any(part.isdecimal() for part in name.split(".")):
+            found.append((*module._forward_pre_hooks, *module._forward_hooks))
+    return found
 
 
 def once(ask: Callable[[_View], str | None]) -> Callable[[_View], str | None]:

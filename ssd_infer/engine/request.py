@@ -177,11 +177,12 @@ def _is_array(value: Any) -> bool:
 
 
 def _tensor(value: Any) -> Tensor | None:
-    """Return `value` as a tensor where it can be one."""
+    """Return `value` as a tensor where it can be one that holds numbers, which those on the meta device do not."""
     try:
-        return value if isinstance(value, Tensor) else torch.as_tensor(value)
+        table = value if isinstance(value, Tensor) else torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         return None
+    return None if table.is_meta else table
 
 
 def _are_ids(table: Tensor) -> bool:

@@ -5,6 +5,7 @@ Names, kinds and groups are known without importing torch; a strategy's class is
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from functools import cache
@@ -31,6 +32,9 @@ ROOMS = (
     "ctc_draft",
 )
 """Packages beside this file; each lists its strategies as `ENTRIES`, without importing torch."""
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+"""What a report takes for a name or a group; a name may add variants, each after a plus."""
 
 _registered: dict[str, type[Strategy]] = {}
 
@@ -190,6 +194,21 @@ def _check_strategy(strategy: Any) -> None:
         raise ConfigError([Problem("strategy.info", "must be a StrategyInfo", info)])
     if info.kind != "causal":
         raise ConfigError([Problem("strategy.info.kind", "must be causal", info.kind)])
+    _check_names(info)
     missing = sorted(getattr(strategy, "__abstractmethods__", ()))
     if missing:
         raise ConfigError([Problem("strategy", f"must define {', '.join(missing)}", strategy.__name__)])
+
+
+def _check_names(info: StrategyInfo) -> None:
+    """Raise ConfigError for names that a report could not hold, or that `draft=` takes for something else."""
+    rule, problems = "must begin with a letter and hold lower-case letters, digits and underscores", []
+    base, *variants = info.name.split("+")
+    if not _NAME.fullmatch(base) or not all(map(re.compile("[a-z0-9_]+").fullmatch, variants)):
+        problems.append(Problem("strategy.info.name", rule, info.name, "try my_draft, or my_draft+fast"))
+    if not _NAME.fullmatch(info.group):
+        problems.append(Problem("strategy.info.group", rule, info.group, "try my_drafts"))
+    if "all" in (info.name, info.group):
+        problems.append(Problem("strategy.info", "is what draft=all asks for", "all", "choose another name"))
+    if problems:
+        raise ConfigError(problems)

@@ -130,6 +130,18 @@ def test_accelerate_may_spread_it_as_memory_allows(checkpoint: Path, tmp_path: P
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"quantization_config": {"quant_method": "nothing"}}, "quantization_config"),
         ({"adapter": "nowhere/at/all"}, "adapter"),
+        ({"quantization_config": "torchao"}, "quantization_config"),
+        ({"attn_implementation": "eagre"}, "attn_implementation"),
+        ({"attn_implementation": 3}, "attn_implementation"),
+        ({"revision": "main"}, "revision"),
+        ({"dtype": "fp16"}, "dtype"),
+        ({"dtype": "add"}, "dtype"),
+        ({"dtype": torch.int8}, "dtype"),
+        ({"dtype": 3}, "dtype"),
+        ({"device": "gpu"}, "device"),
+        ({"device": "cuda:99"}, "device"),
+        ({"device": 99}, "device"),
+        ({"device": "meta"}, "device"),
     ],
 )
 def test_options_that_contradict_are_refused_by_name(
@@ -143,6 +155,27 @@ def test_options_that_contradict_are_refused_by_name(
 def test_options_come_too_late_for_a_loaded_model() -> None:
     with pytest.raises(ConfigError, match="revision: belongs to a checkpoint that is still to be loaded"):
         ssd_infer.load(build_model(), revision="main")
+    with pytest.raises(ConfigError) as caught:
+        ssd_infer.load(build_model(), dtype="bfloat16", device="cpu")
+    assert [problem.key for problem in caught.value.problems] == ["dtype", "device"]
+
+
+def test_what_is_no_place_of_a_model_is_refused(checkpoint: Path) -> None:
+    for wrong in (ssd_infer.load(checkpoint), None, 3, ""):
+        with pytest.raises(
+            ConfigError, match="checkpoint: must be a directory, a name on the hub or a model"
+        ):
+            ssd_infer.load(wrong)  # type: ignore[arg-type]
+
+
+def test_a_home_directory_may_be_abbreviated(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(checkpoint.parent))
+    assert ssd_infer.load(f"~/{checkpoint.name}").path == str(checkpoint)
+
+
+def test_a_model_without_weights_is_refused_as_that() -> None:
+    with pytest.raises(UnsupportedModelError, match="holds no weights: they are on the meta device"):
+        ssd_infer.generate(build_model().to("meta"), ROWS, max_new_tokens=4)
 
 
 @pytest.mark.parametrize("backend", ["flash_attention_2", "flex_attention"])

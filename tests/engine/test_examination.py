@@ -367,3 +367,40 @@ def test_a_bundled_engine_knows_families_and_rotary_tables(tmp_path: Path) -> No
             ids, custom_generate=str(folder), trust_remote_code=True, max_new_tokens=12, do_sample=False
         )
         assert found[0, 40:].tolist() == alone(model, [ids[0]], 12)[0]
+
+
+def _backwards(_: nn.Module, __: Any, out: Any) -> Any:
+    """Turn logits, or what the head is given, round."""
+    name = "logits" if "logits" in out else "last_hidden_state"
+    out[name] = out[name].flip(-1)
+    return out
+
+
+@pytest.mark.parametrize("where", ["model", "base", "forward"])
+def test_what_is_put_around_a_model_after_its_first_use_is_seen(where: str) -> None:
+    """A hook or another forward above the layers is not run here: it is refused, not dropped without a word."""
+    model: Any = build_model()
+    rows = [[5, 6, 7]]
+    before = ssd_infer.generate(model, rows, max_new_tokens=4).sequences
+    own = model.forward
+    if where == "forward":
+        model.forward = lambda *given, **more: _backwards(model, given, own(*given, **more))
+    else:
+        part = model if where == "model" else model.model
+        handle = part.register_forward_hook(_backwards)
+    for _ in range(2):
+        with pytest.raises(UnsupportedModelError, match="differs from its own forward"):
+            ssd_infer.generate(model, rows, max_new_tokens=4)
+    if where == "forward":
+        del model.forward
+    else:
+        handle.remove()
+    assert ssd_infer.generate(model, rows, max_new_tokens=4).sequences == before
+
+
+def test_a_hook_that_looks_on_changes_nothing() -> None:
+    model: Any = build_model()
+    model.model.register_forward_hook(lambda *_: None)
+    prompt = torch.tensor([5, 6, 7])
+    out = ssd_infer.generate(model, prompt, max_new_tokens=4, eos_token_id=[])
+    assert out.sequences == greedy(model, [prompt], 4)
