@@ -79,7 +79,7 @@ def test_a_streamer_gets_prompt_and_blocks(tiny_model: ModelFactory) -> None:
     assert seen == [*found[0].tolist(), -1]
 
 
-@pytest.mark.parametrize("option", [{"repetition_penalty": 1.3}, {"min_new_tokens": 4, "eos_token_id": 5}])
+@pytest.mark.parametrize("option", [{"guidance_scale": 1.3}, {"max_time": 4.0, "eos_token_id": 5}])
 def test_options_that_drafts_would_not_see_are_refused(
     tiny_model: ModelFactory, option: dict[str, float]
 ) -> None:

@@ -42,6 +42,13 @@ def test_the_tested_set_lies_within_the_ranges():
     ] == []
 
 
+def test_the_image_has_the_tested_torch():
+    image, pins = ((ROOT / name).read_text(encoding="utf-8") for name in ("Dockerfile", "constraints.txt"))
+    tested = re.search(r"^torch==(\S+)$", pins, re.MULTILINE)
+    assert tested is not None
+    assert set(re.findall(r"torch==([\d.]+)", image)) == {tested[1]}
+
+
 def test_changelog_keeps_its_form():
     headings = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert headings[0] == "[Unreleased]"

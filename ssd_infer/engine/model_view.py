@@ -93,8 +93,11 @@ _View = TypeVar("_View", bound=ModelView)
 
 
 def _check_weights(model: nn.Module) -> None:
-    """Raise UnsupportedModelError for weights that are nowhere: on the meta device, and nothing fetches them."""
-    absent = any(weight.is_meta for weight in model.parameters())
+    """Raise UnsupportedModelError for weights that are nowhere: on the meta device, and nothing fetches them.
+
+    Some may be there for a reason: routed experts of which only a share is in memory.
+    """
+    absent = all(weight.is_meta for weight in model.parameters())
     if absent and not any(hasattr(module, "_hf_hook") for module in model.modules()):
         raise UnsupportedModelError(
             f"{type(model).__name__} holds no weights: they are on the meta device; load or fill them first"

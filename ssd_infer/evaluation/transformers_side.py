@@ -36,7 +36,8 @@ def hf_decode(model: Any, sampling: Sampling, listener: Listener | None = None, 
     def decode(prompts: Prompts, max_new_tokens: int, seed: int) -> tuple[list[list[int]], Stats | None]:
         torch.manual_seed(seed)
         ids, mask = left_pad(prompts, pad, input_device(model))
-        before = model.config.num_hidden_layers
+        config = model.config.get_text_config()
+        before = config.num_hidden_layers
         try:
             out = model.generate(
                 ids,
@@ -48,7 +49,7 @@ def hf_decode(model: Any, sampling: Sampling, listener: Listener | None = None, 
                 **switched_off(model) | sampling.arguments() | extra,
             )
         finally:
-            model.config.num_hidden_layers = before
+            config.num_hidden_layers = before
         return [cut_at_eos(row, eos) for row in out[:, ids.shape[1] :].tolist()], None
 
     return decode

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from omegaconf import MISSING, OmegaConf
 
+from ssd_infer.checkpoint.options import LoadOptions
 from ssd_infer.config.evaluation import EvalOptions, EvalSettings
 from ssd_train.config.schema import EvalConfig, Root
 
@@ -50,7 +51,8 @@ def test_a_run_can_set_every_option_of_an_evaluation() -> None:
     assert {"temperatures", "batch_size", "draft_params", "top_p", "contexts", "peers"} <= options
     assert options < {item.name for item in dataclasses.fields(EvalConfig)}
     own = {item.name for item in dataclasses.fields(EvalSettings)} - options
-    assert own == {"checkpoint", "watch", "watch_poll_seconds", "watch_idle_minutes", "out", *ROOT}
+    loading = {item.name for item in dataclasses.fields(LoadOptions)}
+    assert own == {"checkpoint", "watch", "watch_poll_seconds", "watch_idle_minutes", "out", *ROOT, *loading}
 
 
 ROOT = ("dtype", "device", "threads", "seed")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import transformers
 
+from ssd_infer.engine.target import Target
 from ssd_infer.errors import SSDError
 from tests.engine.causal_families import tiny
 from tests.engine.family_table import (
@@ -43,7 +44,8 @@ def test_a_family_is_exact_with_every_draft_or_refuses_it(
     assert all(outcome.exact for outcome in outcomes[1:3]), "early exits need nothing of a family"
     for outcome in outcomes:
         assert "\n" not in outcome.said
-    assert sum(outcome.accepted for outcome in outcomes) > 0
+    right = sum(outcome.accepted for outcome in outcomes)
+    assert right > 0 or Target.of(built(case)).recurrent, "no draft of any kind was ever right"
     found[case.title] = outcomes
 
 

@@ -42,8 +42,32 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_moe": _EXPERTS,
     "qwen2_moe": _EXPERTS | {"shared_expert_intermediate_size": 16},
     "offloaded": _EXPERTS,
+    "gemma3_text": {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
+    "gpt2": {},
+    "bloom": {"attn_implementation": "eager"},
+    "cohere": {"logit_scale": 0.25},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "qwen3_5_text": {
+        "layer_types": ["linear_attention", "full_attention"],
+        **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 8),
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+    },
+    "mamba2": {
+        "attn_implementation": "eager",
+        "num_heads": 8,
+        "expand": 2,
+        "state_size": 8,
+        "chunk_size": 8,
+        "n_groups": 1,
+    },
 }
-"""By name, with what makes them tiny; `offloaded` is qwen3_moe with half its experts on disk."""
+"""By name, with what makes them tiny; `offloaded` is qwen3_moe with half its experts on disk.
+
+`layer_types` are repeated as often as a model has layers.
+"""
+_SINGLE = ("lfm2", "qwen3_5_text", "mamba2")
+"""Families that compute some of their states in float32, whatever the weights are."""
 KINDS = ((torch.float32, "sdpa"), (torch.float64, "sdpa"), (torch.float64, "eager"))
 """Precisions and attention backends that variants go through."""
 
@@ -162,9 +186,12 @@ class Built:
 def built(spec: Spec) -> Built:
     """Build a model; a variant is the same model whenever it is asked for."""
     dtype, attention = KINDS[spec.variant % len(KINDS)]
+    dtype = torch.float32 if spec.family in _SINGLE else dtype
     layers = 4 + spec.variant // 2 % 3
     family = "qwen3_moe" if spec.family == "offloaded" else spec.family
-    changes = FAMILIES[spec.family] | {"vocab_size": spec.vocabulary, "attn_implementation": attention}
+    changes = {"vocab_size": spec.vocabulary, "attn_implementation": attention} | FAMILIES[spec.family]
+    if "layer_types" in changes:
+        changes["layer_types"] = (changes["layer_types"] * layers)[:layers]
     model: Any = build_model(family, layers=layers, seed=spec.variant, tie_word_embeddings=False, **changes)
     _sharpen(model, spec)
     model = model.to(dtype)
@@ -180,17 +207,23 @@ def built(spec: Spec) -> Built:
     return Built(spec, model, target, scope, folder=folder)
 
 
+_ADDED = (
+    *("o_proj.weight", "down_proj.weight", "post_feedforward_layernorm.weight", "c_proj.weight"),
+    *("out_proj.weight", "dense.weight", "dense_4h_to_h.weight", "feed_forward.w2.weight"),
+)
+"""Weights whose output a layer adds to its input, by the end of their names."""
+
+
 @torch.no_grad()
 def _sharpen(model: Any, spec: Spec) -> None:
     """Make argmax no tie, and deep layers matter less, so that shallow and thinned drafts are sometimes right.
 
     Over a tiny vocabulary, which is for sampling, the head stays as it is.
     """
-    for layer in model.model.layers[1:]:
+    layers = next(part for part in model.modules() if isinstance(part, torch.nn.ModuleList))
+    for layer in layers[1:]:
         for name, weight in layer.named_parameters():
-            if name.endswith(
-                ("o_proj.weight", "down_proj.weight", "post_feedforward_layernorm.weight", "c_proj.weight")
-            ):
+            if name.endswith(_ADDED):
                 weight.mul_(0.35 + 0.15 * (spec.variant % 4))
     if spec.vocabulary == VOCABULARY:
         model.get_output_embeddings().weight.mul_(8)

@@ -16,6 +16,7 @@ import torch
 from ssd_infer.engine.clock import synchronise
 from ssd_infer.families.diffusion.memory import Memory
 from ssd_infer.families.diffusion.state import Canvas, State
+from ssd_infer.tuning.rounds import expected_tokens
 
 REPEATS = 7
 
@@ -46,20 +47,11 @@ class CallCosts:
         ]
 
 
-def tau(acceptance: Sequence[float]) -> float:
-    """Return τ of a chain whose k-th draft is accepted with conditional probability `acceptance[k-1]`."""
-    total, joint = 1.0, 1.0
-    for share in acceptance:
-        joint *= share
-        total += joint
-    return total
-
-
 def predicted_speedup(
     acceptance: Sequence[float], costs: CallCosts, draft_calls: int = 0, c: float = 1.0
 ) -> float:
     """Return the speedup of a chain of γ = len(acceptance) drafts over stepwise decoding."""
-    return tau(acceptance) / (draft_calls * c + costs.v(len(acceptance) + 1))
+    return expected_tokens(acceptance) / (draft_calls * c + costs.v(len(acceptance) + 1))
 
 
 @torch.inference_mode()

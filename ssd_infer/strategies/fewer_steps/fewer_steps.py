@@ -17,7 +17,6 @@ from ssd_infer.strategies.fewer_steps.resolved_draft import made
 from ssd_infer.strategies.fewer_steps.step_calibration import resolve_auto
 
 NAME = "fewer_steps"
-DEFAULT_DRAFTER = "ssd_chain"
 _OPTIONS = {
     "ssd_tree": ("width",),
     "freedave": ("draft_steps",),

@@ -19,7 +19,7 @@ from ssd_infer.families.diffusion.reader import log_odds
 from ssd_infer.families.diffusion.settings import SamplerSettings
 from ssd_infer.families.diffusion.state import Canvas, State
 from ssd_infer.families.diffusion.step import Reading, Stepper
-from ssd_infer.strategies.fewer_steps.call_costs import CallCosts, predicted_speedup, tau
+from ssd_infer.strategies.fewer_steps.call_costs import CallCosts, predicted_speedup
 from ssd_infer.strategies.fewer_steps.spiffy import as_nodes, most_travelled
 from tests.families.diffusion.support import BIDIRECTIONAL, MASK, begin, build, prompts
 
@@ -226,7 +226,6 @@ def test_the_cache_keeps_and_drops_rows() -> None:
 def test_cost_model() -> None:
     costs = CallCosts((1, 2, 4), (1.0, 1.1, 1.5))
     assert [costs.v(r) for r in (1, 2, 3, 4, 6)] == pytest.approx([1.0, 1.1, 1.3, 1.5, 1.9])
-    assert tau([0.8, 0.5]) == pytest.approx(1 + 0.8 + 0.4)
     assert predicted_speedup([0.8, 0.5, 0.0], costs) == pytest.approx(2.2 / 1.5)
     assert predicted_speedup([1.0], costs, draft_calls=1, c=0.9) == pytest.approx(2 / 2.0)
 
