@@ -205,8 +205,16 @@ def _refuse_model_inputs(call: Prepared, prompts: list[list[int]], problems: lis
 
 def _is_the_callers(cache: Any) -> bool:
     """Tell a cache the caller passed from the empty one that `generate` makes for every call."""
-    held = getattr(cache, "get_seq_length", None)
-    return bool(getattr(cache, "_is_user_defined", False) or held is None or held() > 0)
+    parts = getattr(cache, "layers", None)
+    filled = any(map(_is_filled, [cache] if parts is None else parts))
+    return bool(getattr(cache, "_is_user_defined", False) or filled)
+
+
+def _is_filled(part: Any) -> bool:
+    """Tell whether a cache, or what it keeps of one layer, has seen a token; layers without keys count none."""
+    held, seen = getattr(part, "get_seq_length", None), getattr(part, "has_previous_state", False)
+    states = any(seen.values()) if isinstance(seen, dict) else seen is True
+    return states or (held is not None and held() > 0) or not (held or hasattr(part, "has_previous_state"))
 
 
 def _usual_positions(positions: Any, call: Prepared, prompts: list[list[int]]) -> bool:

@@ -18,8 +18,9 @@ from ssd_infer.engine.recurrent import RecurrentCache
 from ssd_infer.engine.recurrent_states import LayerStates, MixerStates
 from ssd_infer.engine.target import Target
 from ssd_infer.engine.window import Window
+from ssd_infer.errors import ConfigError
 from tests.engine.causal_families import VOCAB
-from tests.engine.family_table import CASES, Case, built
+from tests.engine.family_table import CASES, Case, alone, built
 
 HYBRID = ("qwen3_next", "lfm2", "falcon_h1", "nemotron_h", "mamba2", "bamba")
 BY_TYPE = {case.model_type: case for case in CASES}
@@ -185,3 +186,21 @@ def test_a_model_whose_states_differ_by_the_cut_of_the_passes_is_refused(
     monkeypatch.setattr(recurrent, "_bounded_steps", lambda mixer: False)
     with pytest.raises(ssd_infer.errors.UnsupportedModelError, match="one after another"):
         Target.of(copy.deepcopy(model))
+
+
+@pytest.mark.parametrize("model_type", ["mamba2", "lfm2", "falcon_h1"])
+def test_generate_of_transformers_hands_over_to_it(model_type: str) -> None:
+    """Its empty cache, which may have no layer with keys to count, is none of the caller's; a filled one is."""
+    model = built(next(case for case in CASES if case.model_type == model_type))
+    ids, mask = torch.tensor([[5, 6, 7, 8], [0, 0, 9, 4]]), torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
+    given: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    ours: dict[str, Any] = {"custom_generate": ssd_infer.hf_generate, "draft": "early_exit"}
+    ours["draft_params"] = {"exit_layer": 2, "gamma": 3}
+    out = model.generate(ids, attention_mask=mask, **given, **ours)
+    assert out[0, 4:].tolist() == alone(model, [5, 6, 7, 8], 8)
+    assert out[1, 4:].tolist() == alone(model, [9, 4], 8)
+    filled = model.generate(ids[:1], return_dict_in_generate=True, **given).past_key_values
+    if filled is None:  # earlier releases of transformers keep that of some models under another name
+        return
+    with pytest.raises(ConfigError, match="past_key_values: would not be read or extended"):
+        model.generate(ids[:1], past_key_values=filled, **given, **ours)
