@@ -114,7 +114,7 @@ def noise_line(row: Row) -> str:
     """Say what a baseline measured against itself shows."""
     again = row["extra"]["again"]
     name = readable(again["of"])
-    if again["noise"] is None:
+    if again["noise"] is None or again["noise"] > 1:
         return f"{name} against itself: too short to tell, so that no row can be called faster"
     low, high = again["ci95"]
     return (
