@@ -8,6 +8,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,16 @@ def _loading(options: LoadOptions) -> dict[str, Any]:
     """Return how the checkpoint was loaded, as JSON takes it; nothing secret, and nothing where all was usual."""
     hidden = ("token", "cache_dir")
     given = {name: value for name, value in options.given().items() if name not in hidden}
-    return {"loading": json.loads(json.dumps(given, default=str))} if given else {}
+    return {"loading": {name: _plain(value) for name, value in given.items()}} if given else {}
+
+
+def _plain(value: Any) -> Any:
+    """Return `value` as JSON can hold it: what is no number, text, list or mapping as its text."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    return value if isinstance(value, str | int | float | None) else str(value)
 
 
 def command_line(arguments: list[str]) -> str:

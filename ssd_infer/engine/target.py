@@ -174,9 +174,11 @@ class Target(ModelView):
         cache.aim(window)
         chosen: Sequence[nn.Module | None] = self.layers if layers is None else layers
         last = len(chosen) if last is None else last
+        if first >= last:
+            return hidden
         masked = not isinstance(layers, SelfMasking)
         common = {"position_ids": window.position_ids, "use_cache": True, self._cache_name: cache}
-        wants, kind = self._wants, self.kinds[first] if first < last else None
+        wants, kind = self._wants, self.kinds[first]
         if self.rotary is not None:
             common["position_embeddings"] = window.rotary(kind)
         for index in range(first, last):

@@ -10,11 +10,23 @@ import torch
 from torch import nn
 
 import ssd_infer
+from ssd_infer.engine.target import Target
+from ssd_infer.engine.window import Window
 from ssd_infer.errors import ConfigError, SSDError, UnsupportedModelError
 from tests.engine.causal_families import NAMES, NOT_TINY, VOCAB, tiny
 from tests.engine.family_table import CASES
 
 NEW = 10
+
+
+def test_no_layers_at_all_change_nothing_where_rotary_tables_differ_by_layer() -> None:
+    """A skip set may hold every sublayer; verification then begins behind layers of which none is left to run."""
+    target = Target.of(tiny("gemma3_text"))
+    window, cache = Window(target.geometry(4), [0], 4), target.new_cache(1, 4)
+    hidden = target.embed_at(torch.tensor([[3, 4, 5, 6]]), window, cache)
+    assert torch.equal(target.run(hidden, window, cache, 2, 2), hidden)
+
+
 DRAFTS: dict[str, dict[str, Any]] = {
     "early_exit": {"exit_layer": 2, "gamma": 4},
     "skip_set": {"skip_attention": [2], "skip_mlp": [3], "gamma": 4, "confidence": 0.0},

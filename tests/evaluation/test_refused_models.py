@@ -30,20 +30,13 @@ def saved(model: nn.Module, folder: Path) -> Path:
     return folder
 
 
-def dynamic() -> nn.Module:
-    """Build a Llama whose rotary tables follow the length of a pass."""
-    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
-    return build_model("llama", max_position_embeddings=64, rope_parameters=rope)
-
-
 @pytest.mark.parametrize(
     ("build", "said"),
     [
-        (dynamic, "its rotary embeddings of type 'dynamic' depend on the longest position of a pass"),
-        (lambda: tiny("gemma3_text"), "its rotary embeddings differ by layer type"),
-        (lambda: tiny("qwen3_next"), "it has layers of kind 'linear_attention'"),
+        (lambda: tiny("gemma3n_text"), "its layers pass on several predictions of every token at once"),
+        (lambda: tiny("recurrent_gemma"), "its layers keep a recurrent state"),
     ],
-    ids=["dynamic", "gemma3", "qwen3_next"],
+    ids=["gemma3n", "recurrent_gemma"],
 )
 def test_a_refused_checkpoint_gets_a_report(
     build: Any, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

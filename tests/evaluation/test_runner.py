@@ -29,6 +29,7 @@ from ssd_infer.strategies.early_exit.exit_calibration import ExitProfile
 from ssd_infer.strategies.early_exit.exit_params import EarlyExitParams
 from ssd_infer.strategies.skip_layers import SKIP_SET, SWIFT
 from tests.conftest import build_model
+from tests.engine.causal_families import tiny
 from tests.registered import know_only
 
 BUILT = ("early_exit", "early_exit+ngram", "ngram")
@@ -391,17 +392,13 @@ def test_batches_of_ragged_prompts_and_lower_precision(checkpoint: Path, tmp_pat
 
 
 def test_unsupported_architecture_still_gets_a_report(tmp_path: Path) -> None:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    GPT2LMHeadModel(
-        GPT2Config(vocab_size=97, n_embd=16, n_layer=2, n_head=2, n_positions=64, eos_token_id=2)
-    ).save_pretrained(tmp_path / "m")
+    tiny("recurrent_gemma").save_pretrained(tmp_path / "m")  # type: ignore[operator]
     (tmp_path / "m" / "prompts.jsonl").write_text(
         json.dumps({"ids": [5, 6, 7]}) + "\n" + json.dumps({"ids": [8, 9]})
     )
     report = evaluate(settings(tmp_path / "m", temperatures=[0.0], samples=2, max_new_tokens=4))
     assert rows(report)["early_exit"]["status"] == "not_applicable"
-    assert "GPT2" in rows(report)["early_exit"]["reason"]
+    assert "RecurrentGemma" in rows(report)["early_exit"]["reason"]
     assert {row["name"]: bool(row["tokens_per_second"]) for row in report["baselines"]} == {
         "ssd_plain": False,
         "transformers_generate": True,

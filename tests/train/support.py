@@ -116,6 +116,7 @@ def tiny_root(directory: Path, *, plain: bool = False, **train: Any) -> Root:
         "eval_steps": 0,
         "eval_batches": 2,
         "learning_rate": 5e-3,
+        "lr_scheduler": "cosine",
     }
     layerskip = LayerSkipConfig(
         layer_dropout=LayerDropoutConfig(p_max=0.4, time_scale="exp"),
