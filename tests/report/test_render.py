@@ -367,6 +367,15 @@ def test_the_noise_of_a_report_stands_in_every_form() -> None:
     assert "again" not in shown.replace(line, "")
 
 
+def test_a_noise_of_more_than_all_says_that_nothing_can_be_told() -> None:
+    report = sample_report()
+    again = next(row for row in report["baselines"] if row.get("extra", {}).get("again"))
+    again["extra"]["again"]["noise"] = 225.6
+    text = render_markdown(report)
+    assert "22560" not in text
+    assert "against itself: too short to tell, so that no row can be called faster" in text
+
+
 def test_a_row_measured_too_briefly_says_so_in_every_form() -> None:
     report = sample_report()
     report["strategies"][0]["extra"]["too_short_to_tell"] = True
