@@ -100,7 +100,8 @@ def _check_weights(model: nn.Module) -> None:
     absent = all(weight.is_meta for weight in model.parameters())
     if absent and not any(hasattr(module, "_hf_hook") for module in model.modules()):
         raise UnsupportedModelError(
-            f"{type(model).__name__} holds no weights: they are on the meta device; load or fill them first"
+            f"{type(model).__name__} cannot be decoded layer by layer here: it holds no weights (they are on the meta "
+            "device); load or fill them first"
         )
 
 
