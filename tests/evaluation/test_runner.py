@@ -274,7 +274,9 @@ def test_a_calibration_without_end_is_a_row_and_the_limit_holds(
         row = rows(report)[name]
         assert row["status"] == "not_applicable"
         assert "did not end in its share of the time limit" in row["reason"]
-    assert exit_code(report) == 0
+    # Three seconds may leave a row untested on a slow machine, which the exit code tells; none may have failed.
+    assert {row["status"] for row in rows(report).values()} <= {"ok", "not_applicable"}
+    assert "fail" not in {row["lossless"]["verdict"] for row in rows(report).values()}
 
 
 class Exploding(EarlyExit):
