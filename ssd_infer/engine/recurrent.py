@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
+import transformers
 from torch import Tensor, nn
 
 from ssd_infer.engine.cache import RowCache
@@ -92,6 +94,21 @@ def _bounded_steps(mixer: nn.Module) -> bool:
     """
     limit = getattr(mixer, "time_step_limit", None)
     return limit is not None and (limit[0] > 0 or limit[1] < math.inf)
+
+
+def outdated_reason(layers: Iterable[nn.Module], name: str | None) -> str | None:
+    """Return why the mixers `name` of `layers` cannot go on from a state over several tokens; None where they can.
+
+    Older releases of transformers take a state for single tokens only; their mixers call the cache by another name.
+    """
+    mixers = [layer._modules.get(name) for layer in layers] if name is not None else []
+    found = [part for part in mixers if part is not None and is_recurrent(part)]
+    if all(cache_keyword(part.forward) == "cache" for part in found):
+        return None
+    return (
+        f"its recurrent layers go on from a state by single tokens only in transformers {transformers.__version__}; "
+        "version 5.24 takes several at once"
+    )
 
 
 def with_states(layer: nn.Module, name: str | None) -> nn.Module:

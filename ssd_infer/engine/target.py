@@ -23,7 +23,7 @@ from ssd_infer.engine.families.parts import base_of, chain_of, one_after_another
 from ssd_infer.engine.kernels.products import product_view
 from ssd_infer.engine.model_view import ModelView, cache_keyword
 from ssd_infer.engine.positions import text_config, varying_rope
-from ssd_infer.engine.recurrent import RecurrentCache, with_states
+from ssd_infer.engine.recurrent import RecurrentCache, outdated_reason, with_states
 from ssd_infer.engine.rotary import RotaryTables, VaryingRotary, prompt_tables
 from ssd_infer.engine.window import Chunk, Geometry, Reach, Rotary, Window
 from ssd_infer.errors import UnsupportedModelError
@@ -56,6 +56,8 @@ class Target(ModelView):
         self.rotary: nn.Module | None = None if parts.rotary is None else getattr(base, parts.rotary, None)
         layers = list(getattr(base, parts.layers))[: self.config.num_hidden_layers]
         mixer = self.family.sublayers.mixer
+        if (outdated := outdated_reason(layers, mixer)) is not None:
+            raise self._refused(outdated)
         self.layers: list[nn.Module] = [with_states(product_view(layer), mixer) for layer in layers]
         self.norm: nn.Module = one_after_another(base, parts.norm)
         self.head: nn.Module = product_view(chain_of(model, parts.head))
