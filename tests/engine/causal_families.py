@@ -32,6 +32,9 @@ NOT_TINY = {
 if transformers.__version__.startswith("5.19."):
     NOT_TINY.add("gemma4_unified_assistant")  # its class cannot be made from its own default there
 
+NEWEST = transformers.__version__.startswith("5.24.")
+"""Whether this is the newest tested release, at whose models the families of this toolkit were looked at."""
+
 _SHAPE: dict[str, Any] = {
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), VOCAB),
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim", "lru_width"), 32),

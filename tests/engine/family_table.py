@@ -16,6 +16,7 @@ from transformers import AutoModelForImageTextToText
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import ssd_infer
+from ssd_infer.checkpoint.families import family_of
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import ConfigError, SSDError, UnsupportedModelError
 from ssd_infer.tuning.costs import Costs
@@ -194,6 +195,12 @@ def _with_images(case: Case) -> nn.Module:
 
 
 _VISION = {"gemma3": "siglip_vision_model", "mistral3": "pixtral"}
+
+
+def recurrent(model_type: str) -> bool:
+    """Tell whether models of a type keep recurrent states."""
+    family: Any = family_of(model_type)
+    return family is not None and family.sublayers.mixer is not None
 
 
 def prompts() -> list[list[int]]:

@@ -11,7 +11,7 @@ import ssd_infer
 from ssd_infer.engine.kernels import plain
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import UnsupportedModelError
-from tests.engine.causal_families import POSITIONS, VOCAB, tiny
+from tests.engine.causal_families import NEWEST, POSITIONS, VOCAB, tiny
 from tests.engine.test_families import greedy
 
 DRAFTS: list[tuple[str | None, dict[str, Any]]] = [
@@ -79,7 +79,7 @@ def test_the_eager_backend_is_exact_as_well(name: str, changes: dict[str, Any]) 
         ("phi", {}, True),
         ("gpt2", {}, True),
         ("gpt_bigcode", {}, True),
-        ("gptj", {}, True),
+        ("gptj", {}, NEWEST),  # older releases attend by functions of their own
         ("gpt_neox", {}, True),
         ("cohere", {}, True),
         ("granite", {}, True),

@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import transformers
 
-from ssd_infer.checkpoint.families import family_of
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import SSDError, UnsupportedModelError
-from tests.engine.causal_families import tiny
+from tests.engine.causal_families import NEWEST, tiny
 from tests.engine.family_table import (
     CASES,
     DRAFTS,
@@ -23,10 +21,9 @@ from tests.engine.family_table import (
     decode,
     price,
     reason,
+    recurrent,
 )
 from tests.scripts.load import load_script
-
-NEWEST = transformers.__version__.startswith("5.24.")
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +36,7 @@ def found() -> dict[str, list[Outcome]]:
 def test_a_family_is_exact_with_every_draft_or_refuses_it(
     turn: int, case: Case, found: dict[str, list[Outcome]]
 ) -> None:
-    family: Any = family_of(case.model_type)
-    if not NEWEST and family is not None and family.sublayers.mixer is not None:
+    if not NEWEST and recurrent(case.model_type):
         with pytest.raises(UnsupportedModelError, match="go on from a state by single tokens only"):
             Target.of(built(case))
         return
