@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, cast
 
+from ssd_infer.entries import check_same_name, imported, loaded
 from ssd_infer.errors import ConfigError, Problem
 
 FAMILY_POINTS = "ssd_infer.families"
@@ -138,9 +138,8 @@ def _claims() -> dict[str, tuple[str, ...]]:
 
 def _imported(entry: FamilyEntry) -> Family:
     """Return the family behind `entry`; in a file made of all these modules it stands beside this function."""
-    module, _, attribute = entry.place.partition(":")
-    found = globals().get(attribute)
-    return cast(Family, getattr(import_module(module), attribute) if found is None else found)
+    found = globals().get(entry.place.partition(":")[2])
+    return cast(Family, imported(entry.place) if found is None else found)
 
 
 @cache
@@ -156,17 +155,9 @@ def _named_points() -> Iterator[EntryPoint]:
 @cache
 def _loaded_family(point: EntryPoint) -> Family:
     """Import the family behind an entry point; ConfigError when that fails or is no family of that name."""
-    try:
-        family = point.load()
-    except Exception as error:
-        rule = f"comes from {point.value}, which cannot be imported ({type(error).__name__}: {error})"
-        raise ConfigError(
-            [Problem("family", rule, point.name, "repair or uninstall that package")]
-        ) from error
+    family = loaded(point, "family")
     _check_family(family)
-    if family.name != point.name:
-        rule = f"is the entry point of a family that calls itself {family.name!r}"
-        raise ConfigError([Problem("family", rule, point.name, "give both one name")])
+    check_same_name(point, "family", "family", family.name)
     return cast(Family, family)
 
 

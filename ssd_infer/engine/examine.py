@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from ssd_infer.engine.examine_states import states_apart
+from ssd_infer.engine.families.parts import base_path
 from ssd_infer.engine.model_view import cache_keyword, evaluating
 from ssd_infer.engine.positions import edges, loose_copy, switches, table_shift
 from ssd_infer.engine.window import Chunk, Reach, Rotary, Window
@@ -332,7 +333,7 @@ def _narrowed(target: Target) -> tuple[Target, nn.Module] | None:
     A wrapper's forward belongs to the original and would keep its width.
     """
     model: Any = target.model
-    path = target.family.parts.base or (str(getattr(model, "base_model_prefix", "model")),)
+    path = base_path(model, target.family.parts)
     chain = [model]
     for name in path:
         chain.append(getattr(chain[-1], name))

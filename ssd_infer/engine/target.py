@@ -77,7 +77,6 @@ class Target(ModelView):
         self._enter = None if family.enter is None else family.enter(found)
         self._wants = None if family.wants is None else family.wants(found)
         self._leave = None if family.leave is None else family.leave(found)
-        self._cache = None if family.cache is None else family.cache(found)
         self.fixed = None if family.fixed is None else family.fixed(found)
         """Why no sublayer can be left out; None where nothing is known against it."""
 
@@ -120,8 +119,6 @@ class Target(ModelView):
 
     def new_cache(self, batch: int, capacity: int) -> RowCache:
         """Return an empty cache for `batch` rows of at most `capacity` slots."""
-        if self._cache is not None:
-            return self._cache(batch, capacity)
         kind = RecurrentCache if self.recurrent else RowCache
         return kind(batch, capacity, self.num_layers)
 
@@ -251,7 +248,7 @@ class Target(ModelView):
     def _check_layer_kinds(self) -> None:
         """Raise UnsupportedModelError for layers that keep a state of their own, or attend in a way not known here."""
         foreign = sorted(set(getattr(self.config, "layer_types", None) or ()) - _KINDS)
-        if foreign and self.family.cache is None and not self.recurrent:
+        if foreign and not self.recurrent:
             raise self._refused(
                 f"it has layers of kind {', '.join(map(repr, foreign))}, and only full, sliding and chunked attention "
                 "can be verified in blocks and rolled back"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Any, ClassVar, Protocol, cast
 
 import torch
 
 from ssd_infer.checkpoint.kinds import Kind
 from ssd_infer.config.evaluation import EvalSettings
+from ssd_infer.entries import imported
 from ssd_infer.evaluation.bench import Say
 from ssd_infer.evaluation.carried import carry
 from ssd_infer.evaluation.contenders import Contender
@@ -33,8 +33,7 @@ PLACES: dict[Kind, str] = {
 
 def kind_class(kind: Kind) -> type[EvalKind]:
     """Return the class that answers for models of `kind`."""
-    module, _, attribute = PLACES[kind].partition(":")
-    return cast("type[EvalKind]", getattr(import_module(module), attribute))
+    return cast("type[EvalKind]", imported(PLACES[kind]))
 
 
 class Context(Protocol):

@@ -13,6 +13,7 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, cast
 
+from ssd_infer.entries import check_same_name, imported, loaded
 from ssd_infer.errors import ConfigError, Problem
 from ssd_infer.strategies.info import Entry, StrategyInfo, row_name
 
@@ -147,8 +148,7 @@ def _nearest(draft: str, known: Sequence[str]) -> str:
 
 
 def _imported(entry: Entry) -> type[Reported]:
-    module, _, attribute = entry.place.partition(":")
-    return cast("type[Reported]", getattr(import_module(module), attribute))
+    return cast("type[Reported]", imported(entry.place))
 
 
 @cache
@@ -171,15 +171,9 @@ def _points() -> Iterator[EntryPoint]:
 @cache
 def _loaded(point: EntryPoint) -> type[Strategy]:
     """Import the strategy behind an entry point; ConfigError when that fails or is no strategy of that name."""
-    try:
-        strategy = point.load()
-    except Exception as error:
-        rule = f"comes from {point.value}, which cannot be imported ({type(error).__name__}: {error})"
-        raise ConfigError([Problem("draft", rule, point.name, "repair or uninstall that package")]) from error
+    strategy = loaded(point, "draft")
     _check_strategy(strategy)
-    if strategy.info.name != point.name:
-        rule = f"is the entry point of a strategy that calls itself {strategy.info.name!r}"
-        raise ConfigError([Problem("draft", rule, point.name, "give both one name")])
+    check_same_name(point, "draft", "strategy", strategy.info.name)
     return cast("type[Strategy]", strategy)
 
 

@@ -9,6 +9,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, cast
 
 from ssd_infer.config.checks import Checks, suggest
+from ssd_infer.entries import imported, loaded
 from ssd_infer.errors import ConfigError, Problem
 from ssd_train.config.schema import RecipeConfig, Root
 from ssd_train.recipes.info import RecipeInfo
@@ -38,8 +39,7 @@ def get(name: str) -> Callable[[RecipeConfig], Recipe]:
     if name not in infos():
         rule, remedy = "is not a recipe", suggest(name, infos())
         raise ConfigError([Problem("recipe.kind", rule, name, remedy)])
-    module, _, attribute = infos()[name].place.partition(":")
-    return cast("Callable[[RecipeConfig], Recipe]", getattr(import_module(module), attribute))
+    return cast("Callable[[RecipeConfig], Recipe]", imported(infos()[name].place))
 
 
 def build(config: RecipeConfig) -> Recipe:
@@ -62,13 +62,7 @@ def config_folders() -> Sequence[str]:
 
 def _loaded(point: EntryPoint) -> RecipeInfo:
     """Import the recipe behind an entry point."""
-    try:
-        info: object = point.load()
-    except Exception as error:
-        rule = f"comes from {point.value}, which cannot be imported ({type(error).__name__}: {error})"
-        raise ConfigError(
-            [Problem("recipe", rule, point.name, "repair or uninstall that package")]
-        ) from error
+    info: object = loaded(point, "recipe")
     if not isinstance(info, RecipeInfo) or info.name != point.name:
         rule = f"must be the entry point of a RecipeInfo of that name, and {point.value} is none"
         raise ConfigError([Problem("recipe", rule, point.name, "repair or uninstall that package")])

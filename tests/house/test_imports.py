@@ -27,7 +27,7 @@ INFER = (
     ("report", ("report",)),
     ("config", ("config",)),
     ("checkpoint", ("checkpoint",)),
-    ("errors", ("atomic", "errors", "jsonio", "threads", "version")),
+    ("errors", ("atomic", "entries", "errors", "jsonio", "threads", "version")),
 )
 """Floors of ssd_infer from the top down, with the modules and packages on each; "" is the package itself."""
 TRAIN = (

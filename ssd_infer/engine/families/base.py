@@ -91,11 +91,6 @@ class CausalFamily(Family):
     """Configuration, lengths of the prompts and tokens to come → why such a request cannot be decoded exactly."""
     fixed: Callable[[Found], str | None] | None = None
     """Why no sublayer can be left out, where they depend on each other."""
-    cache: Callable[[Found], Callable[[int, int], RowCache]] | None = None
-    """What makes the cache for (rows, slots) where layers keep more than keys and values; a `Sublayers.mixer` has its.
-
-    A round is rolled back by opening the next window at an earlier slot: `RowCache.aim` is told every window first.
-    """
     missing: str | None = None
     """Why models of these types cannot be decoded here at all."""
 

@@ -2,23 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
-from torch import Tensor
-
-from ssd_infer.engine.families.base import CausalFamily, Found, Leave, Parts, Sublayers
-from ssd_infer.engine.families.scales import divided, multiplied
-
-
-def _multiplied_logits(found: Found) -> Leave:
-    """Return what multiplies logits by `lm_head_multiplier`."""
-    factor: Any = found.config.lm_head_multiplier
-
-    def leave(logits: Tensor) -> Tensor:
-        scaled: Tensor = logits * factor
-        return scaled
-
-    return leave
+from ssd_infer.engine.families.base import CausalFamily, Found, Parts, Sublayers
+from ssd_infer.engine.families.scales import divided, multiplied, scaled
 
 
 def _side_by_side(found: Found) -> str:
@@ -61,7 +48,7 @@ FALCON_H1 = CausalFamily(
     parts=Parts(norm=("final_layernorm",)),
     sublayers=Sublayers(mlp="feed_forward", mixer="mamba"),
     enter=multiplied,
-    leave=_multiplied_logits,
+    leave=scaled("lm_head_multiplier"),
     fixed=_side_by_side,
 )
 NEMOTRON_H = CausalFamily(
@@ -71,10 +58,4 @@ NEMOTRON_H = CausalFamily(
     sublayers=Sublayers(attention="mixer", mixer="mixer"),
     fixed=_one_sublayer,
 )
-MAMBA2 = CausalFamily(
-    name="mamba2",
-    model_types=("mamba2",),
-    parts=Parts(embedding="embeddings", norm=("norm_f",), rotary=None),
-    sublayers=Sublayers(attention="mixer", mixer="mixer"),
-    fixed=_one_sublayer,
-)
+MAMBA2 = replace(NEMOTRON_H, name="mamba2", model_types=("mamba2",))

@@ -11,9 +11,14 @@ from ssd_infer.engine.families.base import Parts
 _SUPPORTED = "supported: the families of docs/families.md, and decoders built like Llama"
 
 
+def base_path(model: nn.Module, parts: Parts) -> tuple[str, ...]:
+    """Return the attributes that lead from `model` to its base model."""
+    return parts.base or (str(getattr(model, "base_model_prefix", "model")),)
+
+
 def base_of(model: nn.Module, parts: Parts) -> nn.Module | str:
     """Return the base model, or a sentence that names every part `model` lacks."""
-    path = parts.base or (str(getattr(model, "base_model_prefix", "model")),)
+    path = base_path(model, parts)
     base = chain_of(model, path)
     if not isinstance(base, nn.Module):
         return f"it has no base model under the name `{'.'.join(path)}`"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,10 +31,14 @@ def divided(found: Found) -> Leave:
     return lambda logits: logits / factor
 
 
-def scaled(found: Found) -> Leave:
-    """Return what multiplies logits by `logit_scale`."""
-    factor: Any = found.config.logit_scale
-    return lambda logits: logits * factor
+def scaled(name: str) -> Callable[[Found], Leave]:
+    """Return what makes, for a model, what multiplies logits by the number `name` of its configuration."""
+
+    def make(found: Found) -> Leave:
+        factor: Any = getattr(found.config, name)
+        return lambda logits: logits * factor
+
+    return make
 
 
 def soft_capped(found: Found) -> Leave | None:
@@ -56,7 +61,7 @@ COHERE = CausalFamily(
     name="cohere",
     model_types=("cohere", "cohere2", "cohere2_moe"),
     sublayers=Sublayers(serving={"attention": (), "mlp": ()}),
-    leave=scaled,
+    leave=scaled("logit_scale"),
 )
 GEMMA2 = CausalFamily(name="gemma2", model_types=("gemma2", "vaultgemma"), leave=soft_capped)
 GEMMA3_TEXT = CausalFamily(name="gemma3_text", model_types=("gemma3_text",), leave=soft_capped)

@@ -24,6 +24,7 @@ _MODULES = (
     "ssd_infer.engine.recurrent_states",
     "ssd_infer.engine.recurrent",
     "ssd_infer.engine.rotary",
+    "ssd_infer.entries",
     "ssd_infer.checkpoint.families",
     "ssd_infer.engine.families.base",
     "ssd_infer.engine.families.parts",
