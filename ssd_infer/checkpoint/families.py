@@ -76,7 +76,7 @@ FAMILIES_OF_OURS: tuple[FamilyEntry, ...] = (
     _entry(
         "recurrent",
         "refused:RECURRENT",
-        *("falcon_mamba", "jamba", "mamba", "qwen3_5", "qwen3_5_moe"),
+        *("falcon_mamba", "jamba", "mamba"),
         *("recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2"),
     ),
 )

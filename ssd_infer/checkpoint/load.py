@@ -12,7 +12,7 @@ from torch import nn
 
 from ssd_infer.checkpoint.adapters import add_adapter, adds_prompts, inner_model
 from ssd_infer.checkpoint.kinds import KINDS, Kind, kind_at, kind_of, register_classes
-from ssd_infer.checkpoint.options import ROW_MASKED, LoadOptions, option_problems
+from ssd_infer.checkpoint.options import ROW_MASKED, LoadOptions, option_problems, revision_problems
 from ssd_infer.checkpoint.placement import read_device, read_dtype
 from ssd_infer.checkpoint.quantised import quantisation
 from ssd_infer.errors import CheckpointError, ConfigError, Problem
@@ -100,9 +100,8 @@ def load_with(
     problems = option_problems(options, "auto" if device is None else str(device))
     precision, placed = read_dtype(dtype, problems), read_device(device, problems)
     where = str(Path(where).expanduser()) if where.startswith("~") else where
-    if options.revision is not None and Path(where).is_dir():
-        rule = "belongs to a name on the hub, and the checkpoint is a directory"
-        problems.append(Problem("revision", rule, options.revision, "leave it out"))
+    if Path(where).is_dir():
+        problems += revision_problems(options)
     if problems:
         raise ConfigError(problems)
     _check_directory(where, options.gguf_file)

@@ -63,6 +63,12 @@ def is_hub_name(text: str) -> bool:
     return _HUB_NAME.fullmatch(text) is not None
 
 
+def revision_problems(options: LoadOptions) -> list[Problem]:
+    """Return a problem for a revision of a checkpoint that is a directory."""
+    rule = "belongs to a name on the hub, and the checkpoint is a directory"
+    return [] if options.revision is None else [Problem("revision", rule, options.revision, "leave it out")]
+
+
 def option_problems(options: LoadOptions, device: str) -> list[Problem]:
     """Return a problem for every option that contradicts another or names what is not there."""
     found, mapped = [], options.device_map is not None

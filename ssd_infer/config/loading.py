@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ssd_infer.checkpoint.options import LoadOptions, is_hub_name, option_problems
+from ssd_infer.checkpoint.options import LoadOptions, is_hub_name, option_problems, revision_problems
 from ssd_infer.config.checks import Checks
 
 
@@ -62,8 +62,7 @@ def check_checkpoint(checkpoint: str, options: LoadOptions, near: str, checks: C
         rule = "must be a name on the hub, owner/name, where a revision is given"
         checks.require(is_hub_name(checkpoint), "checkpoint", rule, checkpoint, "leave revision out")
         return
-    rule = "belongs to a name on the hub, and the checkpoint is a directory"
-    checks.require(options.revision is None, "revision", rule, options.revision, "leave it out")
+    checks.problems += revision_problems(options)
     if options.gguf_file is not None:
         rule = "must be a file inside the checkpoint's directory"
         checks.require((path / options.gguf_file).is_file(), "gguf_file", rule, options.gguf_file)

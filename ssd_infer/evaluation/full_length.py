@@ -29,20 +29,9 @@ def _seconds_per_token(decoded: Decoded, row: int) -> float:
     total, count = decoded.seconds, len(decoded.tokens[row])
     if decoded.arrivals is None:
         return total / count
-    blocks = _blocks(decoded, row)
+    blocks = decoded.arrivals.blocks(row)
     if len(blocks) < 2:
         return total / count
     begun, first = blocks[0]
     ended, last = blocks[-2] if len(blocks) > 2 else blocks[-1]
     return (ended - begun) / 1e9 / (last - first)
-
-
-def _blocks(decoded: Decoded, row: int) -> list[tuple[int, int]]:
-    """Return, of each block of `row`, the moment it came at in nanoseconds and the row's tokens from then on."""
-    if decoded.arrivals is None:
-        return []
-    found: list[tuple[int, int]] = []
-    for moment, count in zip(decoded.arrivals.moments, decoded.arrivals.rows[row], strict=False):
-        if count > (found[-1][1] if found else 0):
-            found.append((moment, count))
-    return found

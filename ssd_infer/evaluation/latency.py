@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from ssd_infer.engine.stats import Stats
@@ -20,23 +21,27 @@ class Arrivals:
     rows: Sequence[Sequence[int]]
     """Of each row: its tokens at each moment, until it had ended."""
 
+    def blocks(self, row: int) -> list[tuple[int, int]]:
+        """Return, of each block of `row`, the moment it came at and the row's tokens from then on."""
+        found: list[tuple[int, int]] = []
+        for moment, count in zip(
+            self.moments, self.rows[row], strict=False
+        ):  # a row ends before the call does
+            if count > (found[-1][1] if found else 0):
+                found.append((moment, count))
+        return found
+
     def first(self) -> list[float]:
         """Return the seconds from the call to each row's first token; none of a row without tokens."""
-        found = []
-        for row in self.rows:
-            when = next((self.moments[place] for place, count in enumerate(row) if count), None)
-            found += [] if when is None else [(when - self.begun) / 1e9]
-        return found
+        blocks = [self.blocks(row) for row in range(len(self.rows))]
+        return [(came[0][0] - self.begun) / 1e9 for came in blocks if came]
 
     def between(self) -> list[float]:
         """Return the seconds each token after the first block took: time since the block before ÷ tokens of its own."""
         found: list[float] = []
-        for row in self.rows:
-            before, then = 0, self.begun
-            for count, now in zip(row, self.moments, strict=False):  # a row ends before the call does
-                if count > before:
-                    found += [(now - then) / 1e9 / (count - before)] * (count - before if before else 0)
-                    before, then = count, now
+        for row in range(len(self.rows)):
+            for (then, before), (now, count) in pairwise(self.blocks(row)):
+                found += [(now - then) / 1e9 / (count - before)] * (count - before)
         return found
 
 

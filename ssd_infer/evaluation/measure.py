@@ -47,6 +47,11 @@ class Unit:
     """What is decoded: rows of token ids, or the samples of utterances."""
 
 
+def prompts_by_row(units: Sequence[Unit]) -> dict[tuple[int, int], list[int]]:
+    """Return (unit, row) → prompt."""
+    return {(unit.index, row): prompt for unit in units for row, prompt in enumerate(unit.prompts)}
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """One timed call of one contender on one unit."""

@@ -23,10 +23,15 @@ def task_names(report: Report) -> list[str]:
 
 def task_table(report: Report) -> Table:
     """Return the figures of every measured strategy on each task."""
-    pairs = [(row, task) for row in ok_rows(report) for task in row["per_task"]]
+    return _figures_of("By task", ok_rows(report))
+
+
+def _figures_of(title: str, rows: Sequence[Row]) -> Table:
+    """Return the figures of `rows` on each of their tasks."""
+    pairs = [(row, task) for row in rows for task in row["per_task"]]
     cells = tuple((name_cell(row), task_cell(task["name"]), *figures(task)) for row, task in pairs)
     looks = tuple(look_of(row) for row, _ in pairs)
-    return Table("By task", ("strategy", "task", *FIGURES), cells, "", range(2, 2 + len(FIGURES)), looks)
+    return Table(title, ("strategy", "task", *FIGURES), cells, "", range(2, 2 + len(FIGURES)), looks)
 
 
 def task_cell(name: str) -> Word:
@@ -65,12 +70,7 @@ def fastest_rows(report: Report) -> list[Row]:
 def fastest_table(report: Report) -> Table:
     """Return the fastest rows task by task; without rows where there are too few tasks for a view of their own."""
     rows = fastest_rows(report) if len(task_names(report)) >= MANY else []
-    cells = tuple(
-        (name_cell(row), task_cell(task["name"]), *figures(task)) for row in rows for task in row["per_task"]
-    )
-    looks = tuple(look_of(row) for row in rows for _ in row["per_task"])
-    title = "By task: the fastest over all tasks"
-    return Table(title, ("strategy", "task", *FIGURES), cells, "", range(2, 2 + len(FIGURES)), looks)
+    return _figures_of("By task: the fastest over all tasks", rows)
 
 
 def compared(report: Report) -> list[Row]:

@@ -12,8 +12,6 @@ RECURRENT = CausalFamily(
         "falcon_mamba",
         "jamba",
         "mamba",
-        "qwen3_5",
-        "qwen3_5_moe",
         "recurrent_gemma",
         "rwkv",
         "xlstm",

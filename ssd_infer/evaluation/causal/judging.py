@@ -10,6 +10,7 @@ from ssd_infer.evaluation.bench import EvalContext
 from ssd_infer.evaluation.contenders import Contender, one_line, ours
 from ssd_infer.evaluation.distribution import SETTINGS, judge_sampling, pick_context
 from ssd_infer.evaluation.losslessness import LosslessResult, Regret, judge_greedy
+from ssd_infer.evaluation.measure import prompts_by_row
 from ssd_infer.evaluation.setting import Section
 from ssd_infer.evaluation.stream import Output, both, judge_stream
 from ssd_infer.evaluation.transformers_side import eos_ids
@@ -31,7 +32,7 @@ def _judge_greedy(bench: EvalContext, section: Section) -> None:
     found = section.found
     names = [item.name for item in section.contenders if item.kind == "baseline" and item.failure is None]
     references = {name: found.outputs(name) for name in names}
-    prompts = {(unit.index, row): prompt for unit in bench.units for row, prompt in enumerate(unit.prompts)}
+    prompts = prompts_by_row(bench.units)
     gate = Regret(bench.model, prompts, found.new_tokens, frozenset(eos_ids(bench.model)))
     strict = torch.finfo(bench.dtype).bits >= 32
     for item in section.contenders:
@@ -100,7 +101,7 @@ def _drawn(bench: EvalContext, item: Contender, context: list[int], deadline: De
 
 def _outputs(bench: EvalContext, section: Section, item: Contender) -> list[Output]:
     """Pair every timed output of a contender with its prompt."""
-    prompts = {(unit.index, row): prompt for unit in bench.units for row, prompt in enumerate(unit.prompts)}
+    prompts = prompts_by_row(bench.units)
     return [Output(prompts[key[1:]], tokens) for key, tokens in section.found.outputs(item.name).items()]
 
 

@@ -18,6 +18,7 @@ from ssd_infer.evaluation.diffusion.diffusion_quality import generative_perplexi
 from ssd_infer.evaluation.diffusion.exactness import exact_in_batches
 from ssd_infer.evaluation.kind import Row
 from ssd_infer.evaluation.losslessness import LosslessResult, judge_greedy
+from ssd_infer.evaluation.measure import prompts_by_row
 from ssd_infer.evaluation.setting import Section, Setting, again
 from ssd_infer.evaluation.strategies import Absent, Candidates, attempt, said_here
 from ssd_infer.evaluation.stream import both
@@ -110,11 +111,7 @@ class DiffusionKind(TextKind):
     def _add_perplexity(self, section: Section) -> None:
         """Add what the checkpoint thinks of its own outputs, once: lossless rows share them."""
         plain = next(item for item in section.contenders if item.kind == "baseline")
-        prompts = {
-            (unit.index, row): prompt
-            for unit in self.context.units
-            for row, prompt in enumerate(unit.prompts)
-        }
+        prompts = prompts_by_row(self.context.units)
         outputs = section.found.outputs(plain.name)
         texts = [(prompts[key[1:]], tokens) for key, tokens in outputs.items() if key[0] == 0]
         found = generative_perplexity(self.context.model, texts)
