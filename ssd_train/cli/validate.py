@@ -11,7 +11,7 @@ from ssd_train.config.engines import ENGINES, SHARDING, zero_stage
 from ssd_train.config.rules_inputs import check_data, check_model
 from ssd_train.config.rules_speech import check_fit
 from ssd_train.config.schema import Root, TrainConfig
-from ssd_train.recipes.registry import check_recipe, infos
+from ssd_train.recipes.registry import check_recipe, model_kind
 
 SCHEDULERS = ("cosine", "linear", "constant", "warmup_stable_decay")
 OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "adafactor", "sgd", "muon")
@@ -30,8 +30,7 @@ def validate(cfg: Root, checks: Checks) -> None:
     check_model(cfg, checks.under("model"))
     check_data(cfg.data, checks.under("data"))
     check_recipe(cfg, checks.under("recipe"))
-    kind = infos()[cfg.recipe.kind].kind if cfg.recipe.kind in infos() else ""
-    check_fit(cfg, checks, speech=kind == "speech")
+    check_fit(cfg, checks, speech=model_kind(cfg.recipe.kind) == "speech")
     narrow = cfg.train.save_dtype in ("bfloat16", "float16")
     rule = "cannot round the weight average a checkpoint holds (recipe.ema > 0)"
     averaged = getattr(cfg.recipe, "ema", 0.0) > 0
@@ -49,9 +48,7 @@ def validate(cfg: Root, checks: Checks) -> None:
 
 def _check_eval_draft(cfg: Root, checks: Checks) -> None:
     """Check that the report on a checkpoint of this recipe can be asked for this draft, by the report's own rule."""
-    known = infos()
-    kind = known[cfg.recipe.kind].kind if cfg.recipe.kind in known else None
-    problem = draft_problem(cfg.eval.draft, kind)
+    problem = draft_problem(cfg.eval.draft, model_kind(cfg.recipe.kind))
     if problem is not None:
         checks.fail("draft", problem.rule, cfg.eval.draft, problem.remedy)
 

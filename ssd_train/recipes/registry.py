@@ -34,6 +34,12 @@ def infos() -> dict[str, RecipeInfo]:
     return found
 
 
+def model_kind(name: str) -> str | None:
+    """Return the kind of model that recipe `name` trains; None for a name that is none."""
+    known = infos().get(name)
+    return None if known is None else known.kind
+
+
 def get(name: str) -> Callable[[RecipeConfig], Recipe]:
     """Import the class of recipe `name`; raises ConfigError listing the names there are."""
     if name not in infos():

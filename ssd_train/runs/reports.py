@@ -32,10 +32,8 @@ logger = logging.getLogger(__name__)
 
 def check_asked(cfg: Root) -> None:
     """Raise what the report at the end would: ConfigError for its draft or parameters, DataError for a prompt file."""
-    known = recipes.infos()
-    kind = known[cfg.recipe.kind].kind if cfg.recipe.kind in known else "causal"
     try:
-        check_draft(cfg.eval.draft, cfg.eval.draft_params, kind)
+        check_draft(cfg.eval.draft, cfg.eval.draft_params, recipes.model_kind(cfg.recipe.kind) or "causal")
     except ConfigError as error:
         raise ConfigError(
             [dataclasses.replace(problem, key=f"eval.{problem.key}") for problem in error.problems]
