@@ -81,6 +81,23 @@ class Rules:
             self._block(self.rows[row.index], ids, block, scores[..., at, :, :])
         return scores
 
+    def nodes(
+        self,
+        rows: Sequence[Row],
+        logits: Tensor,
+        tokens: Sequence[Sequence[int]],
+        parents: Sequence[Sequence[int]],
+    ) -> Tensor:
+        """Return the scores `(B, N+1, V)` in float32 for the pending token and each node of a row's tree.
+
+        The text before a node is the path to it; `parents` of nodes 1 to N are a list a row, or one for all rows.
+        """
+        scores = logits.to(torch.float32, copy=True)
+        for at, row in enumerate(rows):
+            listed = parents[at if len(parents) > 1 else 0]
+            self._paths(self.rows[row.index], row, tokens[at], listed, scores[at])
+        return scores
+
     def draft(self, rows: Sequence[Row], logits: Tensor, drafts: Sequence[Sequence[int]] = ()) -> Tensor:
         """Return the scores `(B, T, V)` of a draft for the pending token and each token of a block it checks.
 
@@ -120,6 +137,20 @@ class Rules:
                 return
             place = scores[..., column, :]
             place.copy_(_flat(rules, ids[: before + column], place))
+
+    def _paths(
+        self, rules: RowRules, row: Row, tokens: Sequence[int], parents: Sequence[int], scores: Tensor
+    ) -> None:
+        """Process the scores `(N+1, V)` of one row's tree in place, of those nodes that can be reached."""
+        scores[0].copy_(_flat(rules, rules.text(row), scores[0]))
+        paths: list[list[int] | None] = [[]]
+        for node, (token, parent) in enumerate(zip(tokens, parents, strict=True), start=1):
+            before = paths[parent] if parent >= 0 else None
+            if before is None or not self._reached(token, scores[parent]):
+                paths.append(None)
+                continue
+            paths.append([*before, token])
+            scores[node].copy_(_flat(rules, rules.text(row, [*before, token]), scores[node]))
 
     def _reached(self, token: int, scores: Tensor) -> bool:
         """Tell whether a row may go on after `token`, chosen by `scores` `(…, V)`; argmax chooses even from -inf."""
