@@ -125,8 +125,7 @@ class Rules:
             rules = self.rows[row.index]
             ids, shift = rules.text(row), len(rules.prompt) - row.prompt_length
             for column in range(max(0, row.prompt_length - 1 - start), scores.shape[-2]):
-                place = scores[..., at, column, :]
-                place.copy_(_flat(rules, ids[: shift + start + column + 1], place))
+                _process(rules, ids[: shift + start + column + 1], scores[..., at, column, :])
         return scores
 
     def _block(self, rules: RowRules, ids: Tensor, block: Sequence[int], scores: Tensor) -> None:
@@ -135,8 +134,7 @@ class Rules:
         for column in range(min(len(block) + 1, scores.shape[-2])):
             if column and not self._reached(block[column - 1], scores[..., column - 1, :]):
                 return
-            place = scores[..., column, :]
-            place.copy_(_flat(rules, ids[: before + column], place))
+            _process(rules, ids[: before + column], scores[..., column, :])
 
     def _paths(
         self, rules: RowRules, row: Row, tokens: Sequence[int], parents: Sequence[int], scores: Tensor
@@ -191,9 +189,15 @@ class Warpers:
         return flat.view_as(scores)
 
 
-def _flat(rules: RowRules, ids: Tensor, scores: Tensor) -> Tensor:
-    """Return the processed scores `(…, V)` after one text."""
-    return rules.scores(ids, scores.reshape(-1, scores.shape[-1])).view_as(scores)
+def _process(rules: RowRules, ids: Tensor, scores: Tensor) -> None:
+    """Process the scores `(…, V)` after one text in place.
+
+    A processor that has nothing to say may hand back the very scores it was given. torch does not copy memory onto
+    itself when the two views differ in how they step over dimensions of size 1.
+    """
+    found = rules.scores(ids, scores.reshape(-1, scores.shape[-1]))
+    if found.data_ptr() != scores.data_ptr():
+        scores.copy_(found.view_as(scores))
 
 
 def choiceless(scores: Tensor) -> Tensor:
