@@ -140,7 +140,7 @@ class Rules:
         self, rules: RowRules, row: Row, tokens: Sequence[int], parents: Sequence[int], scores: Tensor
     ) -> None:
         """Process the scores `(N+1, V)` of one row's tree in place, of those nodes that can be reached."""
-        scores[0].copy_(_flat(rules, rules.text(row), scores[0]))
+        _process(rules, rules.text(row), scores[0])
         paths: list[list[int] | None] = [[]]
         for node, (token, parent) in enumerate(zip(tokens, parents, strict=True), start=1):
             before = paths[parent] if parent >= 0 else None
@@ -148,7 +148,7 @@ class Rules:
                 paths.append(None)
                 continue
             paths.append([*before, token])
-            scores[node].copy_(_flat(rules, rules.text(row, [*before, token]), scores[node]))
+            _process(rules, rules.text(row, [*before, token]), scores[node])
 
     def _reached(self, token: int, scores: Tensor) -> bool:
         """Tell whether a row may go on after `token`, chosen by `scores` `(…, V)`; argmax chooses even from -inf."""
