@@ -14,7 +14,7 @@ NEW = 24
 DRAFTS: dict[str, list[dict[str, Any]]] = {
     "early_exit": [{"exit_layer": e, "gamma": g} for e in (1, 2, 3) for g in (1, 4, 8)]
     + [{"exit_layer": 3, "gamma": 8, "confidence": 0.4}],
-    "ngram": [{"gamma": 6}],
+    "ngram": [{"gamma": 6}, {"gamma": 6, "tree": 3}, {"gamma": 3, "tree": 12}, {"tree": "auto"}],
     "early_exit+ngram": [
         {"exit_layer": e, "gamma": g, "trust": t} for e, g, t in ((1, 4, 0), (3, 1, 0), (3, 8, 1))
     ],

@@ -18,6 +18,7 @@ NEW, VOCAB = 20, 29
 DRAFTS: dict[str, tuple[str | None, dict[str, Any]]] = {
     "none": (None, {}),
     "ngram": ("ngram", {"gamma": 5}),
+    "ngram, tree": ("ngram", {"gamma": 5, "tree": 9}),
     "early_exit": ("early_exit", {"exit_layer": 3, "gamma": 5}),
     "early_exit, sure": ("early_exit", {"exit_layer": 2, "gamma": 4, "confidence": 0.3}),
     "early_exit+ngram": ("early_exit+ngram", {"exit_layer": 3, "gamma": 4, "trust": 0}),

@@ -21,6 +21,7 @@ PROMPT = [2, 3, 4, 2, 3, 4, 2, 3]
 DRAFTS: list[tuple[str, dict[str, Any]]] = [
     ("early_exit", {"exit_layer": 1, "gamma": 2}),
     ("ngram", {"gamma": 2}),
+    ("ngram", {"gamma": 2, "tree": 7}),
     ("early_exit+ngram", {"exit_layer": 1, "gamma": 2, "trust": 0}),
     ("early_exit+ngram", {"exit_layer": 1, "gamma": 2, "trust": 1}),
 ]
