@@ -1,8 +1,8 @@
-"""Several earlier occurrences as branches of one tree: what followed the same tokens before, and how often it did again.
+"""Several earlier occurrences as branches of one tree: what followed the same tokens before, and how often again.
 
 A tree is grown best first. The candidates after a node are what followed the longest known suffix of the text and the
-path to that node, then what else followed it, or shorter suffixes. A node is worth the product along its path of shares:
-how many candidates from a match of that length, at that rank, were right in this row so far.
+path to that node, then what else followed it, or shorter suffixes. A node is worth the product of shares along its
+path: how many candidates from a match of that length, at that rank, were right in this row so far.
 """
 
 from __future__ import annotations
