@@ -95,7 +95,7 @@ class Decoding:
         with clock.phase("verify"):
             logits, states = self._verify(proposal)
             accepted, following = accept(
-                logits, proposal.tokens, proposal.counts, proposal.probs, session.sampler, proposal.unverified
+                logits, proposal.tokens, proposal.counts, proposal.law, session.sampler, proposal.unverified
             )
             parts = [proposal.tokens, accepted.unsqueeze(1), following.unsqueeze(1)]
             if proposal.counts is not None:
