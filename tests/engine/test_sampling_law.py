@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +12,7 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 import ssd_infer
-from ssd_infer.engine import acceptance, loop
+from ssd_infer.engine import acceptance, verdict
 from ssd_infer.engine.sampling import Sampler, SamplingParams
 from tests.conftest import build_model
 
@@ -35,11 +34,11 @@ def model() -> Any:
 
 
 @torch.inference_mode()
-def law(model: Any, settings: dict[str, Any]) -> dict[tuple[int, ...], float]:
-    """Enumerate the probability of every continuation of `NEW` tokens."""
+def law(model: Any, settings: dict[str, Any], new: int = NEW) -> dict[tuple[int, ...], float]:
+    """Enumerate the probability of every continuation of `new` tokens."""
     sampler = Sampler(SamplingParams(do_sample=True, **settings), torch.device("cpu"), 0)
     table: dict[tuple[int, ...], float] = {(): 1.0}
-    for _ in range(NEW):
+    for _ in range(new):
         prefixes = list(table)
         ids = torch.tensor([[*PROMPT, *prefix] for prefix in prefixes])
         probs = sampler.probs(model(input_ids=ids).logits[:, -1]).tolist()
@@ -49,29 +48,39 @@ def law(model: Any, settings: dict[str, Any]) -> dict[tuple[int, ...], float]:
     return table
 
 
-def p_value(model: Any, settings: dict[str, Any], name: str, params: dict[str, Any]) -> float:
-    """Return the chi-square p-value of `ROWS` sampled continuations against the enumerated law."""
-    out = ssd_infer.generate(
+def sampled(
+    model: Any, settings: dict[str, Any], name: str, params: dict[str, Any], new: int = NEW, rows: int = ROWS
+) -> Any:
+    """Decode `rows` continuations of `new` tokens with a draft."""
+    return ssd_infer.generate(
         model,
-        [PROMPT] * ROWS,
+        [PROMPT] * rows,
         draft=name,
         draft_params=params,
-        max_new_tokens=NEW,
+        max_new_tokens=new,
         do_sample=True,
         seed=11,
         **settings,
     )
-    counts = Counter(map(tuple, out.sequences))
-    expected = law(model, settings)
+
+
+def p_value(model: Any, settings: dict[str, Any], name: str, params: dict[str, Any]) -> float:
+    """Return the chi-square p-value of `ROWS` sampled continuations against the enumerated law."""
+    return p_of(sampled(model, settings, name, params).sequences, law(model, settings))
+
+
+def p_of(sequences: list[list[int]], expected: dict[tuple[int, ...], float]) -> float:
+    """Return the chi-square p-value of continuations against the enumerated law; 0 where one is impossible."""
+    counts, rows = Counter(map(tuple, sequences)), len(sequences)
     impossible = sum(count for key, count in counts.items() if expected[key] == 0.0)
     if impossible:
         return 0.0
-    keys = [key for key in itertools.product(range(VOCAB), repeat=NEW) if expected[key] * ROWS >= 5]
+    keys = [key for key, probability in expected.items() if probability * rows >= 5]
     seen = [float(counts[key]) for key in keys]
-    wanted = [expected[key] * ROWS for key in keys]
-    rest = ROWS - sum(wanted)
+    wanted = [expected[key] * rows for key in keys]
+    rest = rows - sum(wanted)
     if rest > 5:
-        seen, wanted = [*seen, ROWS - sum(seen)], [*wanted, rest]
+        seen, wanted = [*seen, rows - sum(seen)], [*wanted, rest]
     else:
         wanted = [value * sum(seen) / sum(wanted) for value in wanted]
     return float(chisquare(seen, wanted).pvalue)
@@ -133,7 +142,7 @@ def _bonus_without_top_p(
 def test_a_wrong_verifier_fails(
     model: Any, monkeypatch: pytest.MonkeyPatch, wrong: Callable[..., Any], settings: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(loop, "accept", wrong)
+    monkeypatch.setattr(verdict, "accept", wrong)
     assert p_value(model, settings, *DRAFTS[0]) < 1e-6
 
 
