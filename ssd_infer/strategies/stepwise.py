@@ -7,7 +7,7 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from ssd_infer.engine.heads.base import DraftHead, FullHead
+from ssd_infer.engine.heads.head import DraftHead, FullHead
 from ssd_infer.engine.laws import Law, Scored
 from ssd_infer.engine.session import Proposal, Session
 from ssd_infer.strategies.base import DraftParams, Strategy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ssd_infer.engine.heads.base import DraftHead
+from ssd_infer.engine.heads.head import DraftHead
 from ssd_infer.engine.heads.rows import HeadRows, rows_of
 from ssd_infer.engine.laws import Scored
 from ssd_infer.engine.target import Target

@@ -63,7 +63,7 @@ _MODULES = (
     "ssd_infer.engine.generation_rules",
     "ssd_infer.engine.given_processors",
     "ssd_infer.engine.request",
-    "ssd_infer.engine.heads.base",
+    "ssd_infer.engine.heads.head",
     "ssd_infer.engine.verdict",
     "ssd_infer.engine.drafter",
     "ssd_infer.engine.loop",
