@@ -10,7 +10,10 @@ from torch import Tensor
 from ssd_infer.engine.heads.head import DraftHead, FullHead
 from ssd_infer.engine.laws import Law, Scored
 from ssd_infer.engine.session import Proposal, Session
+from ssd_infer.engine.tree_shape import Shape
+from ssd_infer.engine.window import Window
 from ssd_infer.strategies.base import DraftParams, Strategy
+from ssd_infer.strategies.grown_trees import GrownTree
 
 
 class Stepwise(Strategy):
@@ -27,6 +30,8 @@ class Stepwise(Strategy):
         self.capture: tuple[int, ...] = ()
         self.head: DraftHead = FullHead(session.target)
         """What scores the states of `step`; follows the rows at the beginning of every round."""
+        self.shape: Shape | None = None
+        """The tree a round drafts; None drafts a chain."""
 
     @abstractmethod
     def step(self, token: Tensor, offset: int) -> Tensor:
@@ -36,8 +41,22 @@ class Stepwise(Strategy):
         """Return the target's own states after `resume_layer` layers, of the step that has just returned `hidden`."""
         return hidden
 
+    def beyond(self, own: Tensor, window: Window) -> Tensor:
+        """Return the draft's states `(B, T, d)`, from the target's own after `resume_layer` layers at `window`.
+
+        What `step` does with one token, for those drafts that grow trees.
+        """
+        del window
+        return own
+
     def propose(self, limit: int) -> Proposal:
-        """Draft min(γ, limit) tokens, fewer for rows whose confidence falls below the threshold."""
+        """Draft min(γ, limit) tokens, fewer for rows whose confidence falls below the threshold.
+
+        With a `shape`, γ bounds its depth.
+        """
+        if self.shape is not None:
+            self.head.follow(self.session.rows)
+            return GrownTree(self, self.shape.until(min(self.gamma, limit))).propose()
         return self.extend(min(self.gamma, limit), self.session.pending)
 
     def extend(self, gamma: int, token: Tensor) -> Proposal:

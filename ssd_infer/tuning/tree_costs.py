@@ -11,7 +11,7 @@ from ssd_infer.tuning.memo import Memo
 
 BUDGETS = (1, 4, 8, 16, 32)
 """Nodes a round that `auto` chooses from."""
-WIDTHS = (1, 2, 3, 5, 9, 17, 33)
+TREE_WIDTHS = (1, 2, 3, 5, 9, 17, 33)
 """Tokens of a pass at which costs are measured where trees are considered."""
 
 
@@ -28,11 +28,11 @@ def cached_tree_costs(target: Target, context: int, do_sample: bool, batch: int 
 
     Context and batch are rounded up to powers of two, 64 and 1 at least: costs change slowly with them.
     """
-    context, batch = max(64, _above(context)), min(64, _above(batch))
+    context, batch = max(64, _power_above(context)), min(64, _power_above(batch))
     return _known.cached(
         target.model,
         (context, do_sample, batch),
-        lambda: measure_costs(target, context, do_sample, batch=batch, widths=WIDTHS),
+        lambda: measure_costs(target, context, do_sample, batch=batch, widths=TREE_WIDTHS),
     )
 
 
@@ -40,7 +40,7 @@ def remember_tree_costs(
     target: Target, costs: Costs, context: int, do_sample: bool = False, batch: int = 1
 ) -> None:
     """Let trees of this model be chosen by `costs` from now on, as long as it is and runs as it does now."""
-    _known.put(target.model, (max(64, _above(context)), do_sample, min(64, _above(batch))), costs)
+    _known.put(target.model, (max(64, _power_above(context)), do_sample, min(64, _power_above(batch))), costs)
 
 
 def cached_verify_curve(target: Target, context: int, do_sample: bool, batch: int = 1) -> Curve:
@@ -65,6 +65,6 @@ def best_count(worth: Sequence[Sequence[float]], seconds: Curve) -> int:
     return max(range(width + 1), key=rate)
 
 
-def _above(value: int) -> int:
+def _power_above(value: int) -> int:
     """Return the least power of two that is not below `value`."""
     return 1 << (value - 1).bit_length()

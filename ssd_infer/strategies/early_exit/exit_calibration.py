@@ -7,7 +7,7 @@ tells, for every exit at once, which drafts would be accepted: simulated α is e
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -46,6 +46,8 @@ class ExitProfile:
     """Highest probability of the exit's distribution at the same places."""
     costs: Costs
     do_sample: bool
+    texts: list[tuple[list[int], list[int]]] = field(default_factory=list)
+    """Each prompt and what the target went on with."""
 
     @property
     def exits(self) -> range:
@@ -100,7 +102,7 @@ def profile(
     ]
     acceptance, confidence = (torch.stack(part, dim=1) for part in zip(*pairs, strict=True))
     costs = costs or measure_costs(target, max(map(len, prompts)), do_sample=do_sample)
-    return ExitProfile(acceptance, confidence, costs, do_sample)
+    return ExitProfile(acceptance, confidence, costs, do_sample, list(zip(prompts, outputs, strict=True)))
 
 
 def _compare(target: Target, prompt: list[int], output: list[int], sampler: Sampler) -> tuple[Tensor, Tensor]:
@@ -142,10 +144,10 @@ def cached_profile(target: Target, prompts: list[list[int]], do_sample: bool) ->
     return _profiles.cached(target.model, do_sample, lambda: profile(target, texts, do_sample))
 
 
-def resolve_early_exit(
+def resolve_chain(
     target: Target, params: EarlyExitParams, prompts: list[list[int]], do_sample: bool
 ) -> Resolved:
-    """Replace `auto` in early-exit parameters; with E and γ given nothing is measured and nothing is refused.
+    """Replace `auto` in the parameters of a chain; with E and γ given nothing is measured and nothing is refused.
 
     The confidence stop is part of the choice where γ is: with both given by hand, `auto` confidence means none.
     """

@@ -82,7 +82,10 @@ class Ngram(Strategy):
         super().__init__(session, params)
         self.params = cast(NgramParams, params)
         self.indices = [NgramIndex(self.params.min_ngram, self.params.max_ngram) for _ in session.rows]
-        self.trees = None if self.params.tree == 1 else CopyTrees(session, self.params)
+        found = self.params
+        self.trees = None
+        if found.tree != 1:
+            self.trees = CopyTrees(session, found.min_ngram, found.max_ngram, found.tree)
 
     def propose(self, limit: int) -> Proposal:
         """Copy for every row that has a match; rows without one draft nothing."""
@@ -97,7 +100,7 @@ class Ngram(Strategy):
     def observe(self, feedback: Feedback) -> None:
         """Learn which candidates were right."""
         if self.trees is not None:
-            self.trees.observe(feedback)
+            self.trees.learn(feedback.path or [])
 
     def keep_rows(self, kept: list[int]) -> None:
         """Forget the indices of ended rows."""

@@ -1,0 +1,127 @@
+"""Choose the tree that an exit drafts: its nodes, its depth, and which exit, by what calibration and costs predict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ssd_infer.engine.sampling import Sampler, SamplingParams
+from ssd_infer.engine.session import open_session
+from ssd_infer.engine.target import Target
+from ssd_infer.engine.tree_support import chains_only
+from ssd_infer.strategies.base import Resolved
+from ssd_infer.strategies.early_exit.exit_calibration import (
+    MAX_GAMMA,
+    ExitProfile,
+    cached_profile,
+    resolve_chain,
+)
+from ssd_infer.strategies.early_exit.exit_params import EarlyExitParams
+from ssd_infer.tuning.memo import Memo
+from ssd_infer.tuning.tree_costs import BUDGETS, cached_tree_costs
+from ssd_infer.tuning.tree_rounds import TreePrediction, best_tree, mean_shares, rank_chances
+
+_EXITS = 3
+"""Exits whose trees are looked at: those of the best chains."""
+_BETTER = 1.02
+"""How much faster than a chain a tree must be predicted to be."""
+
+_chances: Memo[Tensor] = Memo()
+
+
+@dataclass(frozen=True, slots=True)
+class ExitTree:
+    """The best tree of one exit."""
+
+    exit_layer: int
+    shares: list[float]
+    found: TreePrediction
+
+
+def resolve_early_exit(
+    target: Target, params: EarlyExitParams, prompts: list[list[int]], do_sample: bool
+) -> Resolved:
+    """Replace `auto` in early-exit parameters; where all of E, γ and the tree are given, nothing is measured.
+
+    A tree takes the place of a chain where it is asked for, or where `auto` predicts that it is faster.
+    """
+    given = "auto" not in (params.exit_layer, params.gamma, params.tree)
+    if params.tree == 1 or given:
+        return resolve_chain(target, params, prompts, do_sample)
+    if (reason := chains_only(target)) is not None:
+        chain = resolve_chain(target, replace(params, tree=1), prompts, do_sample)
+        return replace(chain, note=f"{chain.note}; chains: {reason}".removeprefix("; "))
+    return _with_tree(target, params, prompts, do_sample)
+
+
+def _with_tree(
+    target: Target, params: EarlyExitParams, prompts: list[list[int]], do_sample: bool
+) -> Resolved:
+    known = cached_profile(target, prompts, do_sample)
+    if not known.texts:
+        nodes = 1 if params.tree == "auto" else params.tree
+        return resolve_chain(target, replace(params, tree=nodes), prompts, do_sample)
+    best = max(_trees(target, params, known, prompts), key=lambda one: one.found.speedup)
+    chain = resolve_chain(target, replace(params, tree=1), prompts, do_sample)
+    told = chain.predicted_speedup
+    if params.tree == "auto" and best.found.speedup < _BETTER * (told or known.best().speedup):
+        return chain
+    note = (
+        f"auto: exit {best.exit_layer}, trees of {best.found.nodes} nodes down to {best.found.depth}, "
+        f"predicted {best.found.speedup:.2f}×"
+    )
+    if best.found.speedup < 1.0:
+        return Resolved(None, f"plain decoding: {note.removeprefix('auto: ')}", best.found.speedup)
+    resolved = replace(
+        params,
+        exit_layer=best.exit_layer,
+        gamma=best.found.depth,
+        confidence=0.0 if params.confidence == "auto" else params.confidence,
+        tree=best.found.nodes,
+        shares=best.shares,
+    )
+    return Resolved(resolved, note, best.found.speedup)
+
+
+def _trees(
+    target: Target, params: EarlyExitParams, known: ExitProfile, prompts: list[list[int]]
+) -> list[ExitTree]:
+    """Return the best tree of every exit that is looked at."""
+    if params.exit_layer == "auto":
+        ordered = sorted(known.exits, key=lambda layer: -known.best([layer]).speedup)
+        exits = ordered[:_EXITS]
+    else:
+        exits = [int(params.exit_layer)]
+    budgets = BUDGETS[1:] if params.tree == "auto" else (int(params.tree),)
+    depths = range(1, MAX_GAMMA + 1) if params.gamma == "auto" else (int(params.gamma),)
+    context = max(len(prompt) + len(text) for prompt, text in known.texts)
+    costs = cached_tree_costs(target, max(context, *map(len, prompts)), known.do_sample)
+    found = []
+    for layer in exits:
+        chances = exit_chances(target, known, layer)
+        tree = best_tree(chances, costs, layer, budgets, depths, greedy=not known.do_sample)
+        found.append(ExitTree(layer, mean_shares(chances), tree))
+    return found
+
+
+def exit_chances(target: Target, known: ExitProfile, exit_layer: int) -> Tensor:
+    """Return the chances `(texts, n, R)` of the exit's choices by rank, along the texts that `known` was made from."""
+    key = exit_layer, known.do_sample
+    return _chances.cached(target.model, key, lambda: _compared(target, known, exit_layer))
+
+
+@torch.inference_mode()
+def _compared(target: Target, known: ExitProfile, exit_layer: int) -> Tensor:
+    sampler = Sampler(SamplingParams(do_sample=known.do_sample), target.device, seed=0)
+    found = []
+    for prompt, text in known.texts:
+        ids = torch.tensor([prompt + text[:-1]], device=target.device)
+        session = open_session(target, [ids[0].tolist()], 1, 0, sampler)
+        window = session.window(ids.shape[1])
+        early = target.run(target.embed_at(ids, window, session.cache), window, session.cache, 0, exit_layer)
+        final = target.run(early, window, session.cache, exit_layer)
+        logits = [target.logits(states[0, len(prompt) :]) for states in (final, early)]
+        found.append(rank_chances(logits[0], logits[1], sampler))
+    return torch.stack(found)
