@@ -111,6 +111,19 @@ class RowCache:
         del layer_idx
         return 0 if self._window is None else self._window.end - self._window.width
 
+    def move(self, rows: list[int], sources: list[int], places: list[int]) -> None:
+        """Copy what slots `sources[i]` of `rows[i]` hold to slots `places[i]`, in every layer and beside them.
+
+        All are read before any is written.
+        """
+        device = next((layer.device for layer in self._keys if layer is not None), torch.device("cpu"))
+        at, old, new = (as_rows(indices, device) for indices in (rows, sources, places))
+        for layer in (*self._keys, *self._values):
+            if layer is not None:
+                layer[at, :, new] = layer[at, :, old]
+        for held in self._beside.values():
+            held[at, new] = held[at, old]
+
     def keep_rows(self, rows: Tensor) -> None:
         """Drop every row not named in `rows` `(B',)`, which ascend; the others move down in place."""
         order = rows.tolist()

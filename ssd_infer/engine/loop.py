@@ -23,6 +23,7 @@ from ssd_infer.engine.session import Feedback, Proposal, Session, open_session
 from ssd_infer.engine.stats import Stats
 from ssd_infer.engine.stopping import StopRule
 from ssd_infer.engine.target import Target
+from ssd_infer.engine.verdict import TreeVerdict, Verdict, judge
 
 Emit = Callable[[int, list[int]], None]
 
@@ -44,7 +45,7 @@ class Decoding:
         all_rows = list(self.session.rows)
         with clock.phase("prefill"):
             first = self.prefill()
-            self._commit(first, None, None)
+            self._commit(first)
         if self.drafter is not None and self.session.rows:
             with clock.phase("draft"):
                 self.drafter.begin()
@@ -94,44 +95,43 @@ class Decoding:
             proposal = self._within_budgets(proposal)
         with clock.phase("verify"):
             logits, states = self._verify(proposal)
-            accepted, following = accept(
-                logits, proposal.tokens, proposal.counts, proposal.probs, session.sampler, proposal.unverified
-            )
-            parts = [proposal.tokens, accepted.unsqueeze(1), following.unsqueeze(1)]
-            if proposal.counts is not None:
-                parts.append(proposal.counts.unsqueeze(1))
-            table = torch.cat(parts, dim=1).tolist()  # the one synchronisation of a round
-        gamma = proposal.width
-        taken = [line[gamma] for line in table]
-        counts = [line[gamma + 2] if proposal.counts is not None else gamma for line in table]
-        if self.drafter is not None and gamma:
+            verdict = judge(logits, proposal, session.sampler)
+            verdict.move_accepted(session.cache, session.lengths)
+        if self.drafter is not None and proposal.width:
             with clock.phase("draft"):
-                self.drafter.observe(Feedback(proposal, counts, taken, logits, states))
-        session.lengths = [length + count + 1 for length, count in zip(session.lengths, taken, strict=True)]
-        session.pending = following
-        blocks = [[*line[:count], line[gamma + 1]] for line, count in zip(table, taken, strict=True)]
+                path = verdict.path if isinstance(verdict, TreeVerdict) else None
+                self.drafter.observe(
+                    Feedback(proposal, verdict.drafted, verdict.accepted, logits, states, path)
+                )
+        session.lengths = [
+            length + count + 1 for length, count in zip(session.lengths, verdict.accepted, strict=True)
+        ]
+        session.pending = verdict.following
         self.stats.total.forwards["target"] += 1
         self.stats.total.forwards["draft"] += proposal.forwards
-        self._commit(blocks, counts, taken)
+        self._commit(verdict.blocks, verdict)
 
     def _within_budgets(self, proposal: Proposal) -> Proposal:
         """Let no row that samples have more drafts than it has tokens left to emit, as it would alone.
 
         Another row's longer drafts would else decide by which draw this one's last token is chosen.
         """
-        session = self.session
+        session, tree = self.session, proposal.tree
         most = [row.remaining - 1 for row in session.rows]
-        if session.sampler.greedy or min(most) >= proposal.width:
+        longest = proposal.width if tree is None else tree.tree.depth
+        if session.sampler.greedy or min(most) >= longest:
             return proposal
-        limits = torch.tensor(most, device=proposal.tokens.device).clamp(max=proposal.width)
+        limits = torch.tensor(most, device=proposal.tokens.device).clamp(max=longest)
+        if tree is not None:
+            return replace(proposal, tree=tree.within(limits))
         counts = limits if proposal.counts is None else torch.minimum(limits, proposal.counts)
         return replace(proposal, counts=counts)
 
     def _verify(self, proposal: Proposal) -> tuple[Tensor, dict[int, Tensor]]:
         """Return what is chosen by `(B, γ+1, V)` after the pending token and every draft, and captured states."""
         session, target = self.session, self.session.target
-        width = proposal.width + 1
-        window = session.window(width)
+        width, tree = proposal.width + 1, proposal.tree
+        window = session.window(width) if tree is None else session.tree_window(tree.tree, 0, width)
         first = proposal.resume_layer
         if proposal.hidden is None:
             ids = torch.cat([session.pending.unsqueeze(1), proposal.tokens], dim=1)
@@ -150,7 +150,7 @@ class Decoding:
         logits = target.logits(session.run(hidden, window, first))
         return session.target_scores(logits, proposal), states
 
-    def _commit(self, blocks: list[list[int]], counts: list[int] | None, taken: list[int] | None) -> None:
+    def _commit(self, blocks: list[list[int]], verdict: Verdict | None = None) -> None:
         """Append each row's block as far as its stop rule allows, count it, emit it, and drop ended rows."""
         session = self.session
         self.stats.moments.append(time.perf_counter_ns())
@@ -158,11 +158,12 @@ class Decoding:
         for position, (row, block) in enumerate(zip(session.rows, blocks, strict=True)):
             added, ended = self.stop.extend(row, block)
             stats = self.stats.rows[row.index]
-            if counts is None or taken is None:
+            if verdict is None:
                 stats.emitted += added
             else:
-                drafted = min(counts[position], added) if ended else counts[position]
-                stats.count(drafted, min(taken[position], added), added)
+                drafted = verdict.drafted_within(position, added) if ended else verdict.drafted[position]
+                accepted = min(verdict.accepted[position], added)
+                stats.count(drafted, accepted, added, verdict.refused(position, added))
             stats.arrived.append(stats.emitted)
             if self.emit is not None:
                 self.emit(row.index, row.tokens[len(row.tokens) - added :])

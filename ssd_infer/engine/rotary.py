@@ -116,7 +116,7 @@ def prompt_tables(
 
 def _at(table: Tensor, window: Window) -> Tensor:
     """Return the entries `(1|B, T, D)` of `table` `(1, capacity, D)` at the slots of `window`."""
-    if window.start is not None:
+    if window.start is not None and window.consecutive:
         return table[:, window.start : window.end]
     return table[0, window.position_ids]
 

@@ -81,6 +81,23 @@ class Rules:
             self._block(self.rows[row.index], ids, block, scores[..., at, :, :])
         return scores
 
+    def nodes(
+        self,
+        rows: Sequence[Row],
+        logits: Tensor,
+        tokens: Sequence[Sequence[int]],
+        parents: Sequence[Sequence[int]],
+    ) -> Tensor:
+        """Return the scores `(B, N+1, V)` in float32 for the pending token and each node of a row's tree.
+
+        The text before a node is the path to it; `parents` of nodes 1 to N are a list a row, or one for all rows.
+        """
+        scores = logits.to(torch.float32, copy=True)
+        for at, row in enumerate(rows):
+            listed = parents[at if len(parents) > 1 else 0]
+            self._paths(self.rows[row.index], row, tokens[at], listed, scores[at])
+        return scores
+
     def draft(self, rows: Sequence[Row], logits: Tensor, drafts: Sequence[Sequence[int]] = ()) -> Tensor:
         """Return the scores `(B, T, V)` of a draft for the pending token and each token of a block it checks.
 
@@ -108,8 +125,7 @@ class Rules:
             rules = self.rows[row.index]
             ids, shift = rules.text(row), len(rules.prompt) - row.prompt_length
             for column in range(max(0, row.prompt_length - 1 - start), scores.shape[-2]):
-                place = scores[..., at, column, :]
-                place.copy_(_flat(rules, ids[: shift + start + column + 1], place))
+                _process(rules, ids[: shift + start + column + 1], scores[..., at, column, :])
         return scores
 
     def _block(self, rules: RowRules, ids: Tensor, block: Sequence[int], scores: Tensor) -> None:
@@ -118,8 +134,21 @@ class Rules:
         for column in range(min(len(block) + 1, scores.shape[-2])):
             if column and not self._reached(block[column - 1], scores[..., column - 1, :]):
                 return
-            place = scores[..., column, :]
-            place.copy_(_flat(rules, ids[: before + column], place))
+            _process(rules, ids[: before + column], scores[..., column, :])
+
+    def _paths(
+        self, rules: RowRules, row: Row, tokens: Sequence[int], parents: Sequence[int], scores: Tensor
+    ) -> None:
+        """Process the scores `(N+1, V)` of one row's tree in place, of those nodes that can be reached."""
+        _process(rules, rules.text(row), scores[0])
+        paths: list[list[int] | None] = [[]]
+        for node, (token, parent) in enumerate(zip(tokens, parents, strict=True), start=1):
+            before = paths[parent] if parent >= 0 else None
+            if before is None or not self._reached(token, scores[parent]):
+                paths.append(None)
+                continue
+            paths.append([*before, token])
+            _process(rules, rules.text(row, [*before, token]), scores[node])
 
     def _reached(self, token: int, scores: Tensor) -> bool:
         """Tell whether a row may go on after `token`, chosen by `scores` `(…, V)`; argmax chooses even from -inf."""
@@ -160,9 +189,15 @@ class Warpers:
         return flat.view_as(scores)
 
 
-def _flat(rules: RowRules, ids: Tensor, scores: Tensor) -> Tensor:
-    """Return the processed scores `(…, V)` after one text."""
-    return rules.scores(ids, scores.reshape(-1, scores.shape[-1])).view_as(scores)
+def _process(rules: RowRules, ids: Tensor, scores: Tensor) -> None:
+    """Process the scores `(…, V)` after one text in place.
+
+    A processor that has nothing to say may hand back the very scores it was given. torch does not copy memory onto
+    itself when the two views differ in how they step over dimensions of size 1.
+    """
+    found = rules.scores(ids, scores.reshape(-1, scores.shape[-1]))
+    if found.data_ptr() != scores.data_ptr():
+        scores.copy_(found.view_as(scores))
 
 
 def choiceless(scores: Tensor) -> Tensor:

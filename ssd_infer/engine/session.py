@@ -12,6 +12,8 @@ from ssd_infer.engine.cache import RowCache, as_rows
 from ssd_infer.engine.rules import Rules
 from ssd_infer.engine.sampling import Sampler
 from ssd_infer.engine.target import Target
+from ssd_infer.engine.tree import Tree, TreeDraft
+from ssd_infer.engine.tree_window import TreeWindow
 from ssd_infer.engine.window import Geometry, Window
 
 
@@ -45,6 +47,9 @@ class Proposal:
     there instead of running those layers again. Layers named in `capture` (all > `resume_layer`) have the hidden states
     after them, at every verified position, handed back in the feedback. Tokens marked in `unverified` `(B, γ)` are
     emitted without being compared; only a strategy that says it is lossy may mark any.
+
+    With a `tree`, `tokens` `(B, N)` are its nodes 1 to N; `counts`, `probs` and `unverified` are then not used, and
+    `hidden` `(B, N+1, d)` is of the root and all nodes.
     """
 
     tokens: Tensor
@@ -55,10 +60,11 @@ class Proposal:
     forwards: int = 0
     capture: tuple[int, ...] = ()
     unverified: Tensor | None = None
+    tree: TreeDraft | None = None
 
     @property
     def width(self) -> int:
-        """γ, the drafted tokens of the longest row."""
+        """γ, the drafted tokens of the longest row; N, the nodes of a tree."""
         return int(self.tokens.shape[1])
 
     def drafts(self) -> list[list[int]]:
@@ -73,7 +79,8 @@ class Proposal:
 class Feedback:
     """What verification said: accepted counts a row (host side), and the target's logits `(B, γ+1, V)`.
 
-    Where rules of generation hold, `logits` are the scores they make of the target's.
+    Where rules of generation hold, `logits` are the scores they make of the target's. In a tree logits and states are
+    those of the root and each node, and `path` holds the accepted nodes of each row, `accepted` many.
 
     `states[l]` `(B, γ+1, d)` are the hidden states after l layers, for each l the proposal asked to capture.
     """
@@ -83,6 +90,7 @@ class Feedback:
     accepted: list[int]
     logits: Tensor
     states: dict[int, Tensor] = field(default_factory=dict)
+    path: list[list[int]] | None = None
 
 
 @dataclass(slots=True)
@@ -125,6 +133,10 @@ class Session:
         starts = self.lengths if offset == 0 else [length + offset for length in self.lengths]
         return Window(self.geometry, starts, width)
 
+    def tree_window(self, tree: Tree, first: int, width: int) -> TreeWindow:
+        """Open a window of nodes `first` to `first + width - 1` of a tree whose root is the pending token."""
+        return TreeWindow(self.geometry, self.lengths, tree, first, width)
+
     def window_at(self, starts: list[int], width: int = 1) -> Window:
         """Open a window of `width` positions at slots of the caller's choice, one a row."""
         return Window(self.geometry, starts, width)
@@ -133,6 +145,9 @@ class Session:
         """Return what tokens are chosen by: the target's logits `(…, B, γ+1, V)`, or what rules make of them."""
         if self.rules is None:
             return logits
+        if proposal is not None and proposal.tree is not None:
+            tokens: list[list[int]] = proposal.tokens.tolist()
+            return self.rules.nodes(self.rows, logits, tokens, proposal.tree.parents())
         return self.rules.target(self.rows, logits, [] if proposal is None else proposal.drafts())
 
     def block_scores(self, logits: Tensor, proposal: Proposal) -> Tensor:

@@ -1,6 +1,10 @@
 """What a decoding counted and how long its parts took.
 
 Tokens past EOS, a stop sequence or the length limit count as neither drafted nor accepted nor emitted.
+
+Where drafts form a tree, `drafted` counts all its nodes and `accepted` those of the accepted path: α is then the share
+of nodes that came to something, and τ stays tokens a verify. Positions are depths: α_k is how often any of the nodes
+that followed k-1 accepted ones was accepted.
 """
 
 from __future__ import annotations
@@ -38,8 +42,11 @@ class RowStats:
         """τ = accepted per verify + 1, or None without a verify pass."""
         return self.accepted / self.rounds + 1 if self.rounds else None
 
-    def count(self, drafted: int, accepted: int, emitted: int) -> None:
-        """Record one verify pass of this row."""
+    def count(self, drafted: int, accepted: int, emitted: int, refused: bool | None = None) -> None:
+        """Record one verify pass of this row.
+
+        `refused` says whether drafts after the accepted ones were; None where all drafts follow each other.
+        """
         self.trace.append((self.emitted, drafted, accepted))
         self.rounds += 1
         self.drafted += drafted
@@ -49,7 +56,7 @@ class RowStats:
         for position in range(accepted):
             _bump(self.per_position_accepted, position)
             _bump(self.per_position_drafted, position)
-        if accepted < drafted:
+        if accepted < drafted if refused is None else refused:
             _bump(self.per_position_drafted, accepted)
             _pad(self.per_position_accepted, accepted + 1)
 

@@ -52,7 +52,7 @@ class TurnDecoding(Decoding):
         row.limit += len(text) + self.per_turn
         if not self.turns:
             self.stop = StopRule()
-        self._commit(self._feed([block]), None, None)
+        self._commit(self._feed([block]))
 
 
 def decode_turns(

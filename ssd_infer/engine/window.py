@@ -164,6 +164,11 @@ class Window:
         self._masks: dict[Reach, Tensor | None] = {}
         self._scatter: tuple[Tensor, Tensor] | None = None
 
+    @property
+    def consecutive(self) -> bool:
+        """Tell whether every token's position is its slot."""
+        return True
+
     def rotary(self, kind: str | None = None) -> Rotary:
         """Return the rotary table of layers of `kind` at this window, looked up once."""
         found = self._rotary.get(kind)

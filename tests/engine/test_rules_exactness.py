@@ -23,6 +23,7 @@ DRAFTS: dict[str, tuple[str | None, dict[str, Any]]] = {
     "early_exit+ngram": ("early_exit+ngram", {"exit_layer": 3, "gamma": 4, "trust": 0}),
     "early_exit+ngram, trusting": ("early_exit+ngram", {"exit_layer": 3, "gamma": 4, "trust": 1}),
     "early_exit+del": ("early_exit+del", {"gamma": 5, "guard": 0.0}),
+    "early_exit+del, one exit": ("early_exit+del", {"gamma": 1, "exits": [1], "guard": 0.0}),
     "skip_set": (
         "skip_set",
         {"skip_attention": [3], "skip_mlp": [2], "gamma": 5, "confidence": 0.0, "guard": 0.0},

@@ -12,7 +12,7 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 import ssd_infer
-from ssd_infer.engine import acceptance, loop
+from ssd_infer.engine import acceptance, verdict
 from ssd_infer.engine.sampling import Sampler, SamplingParams
 from tests.conftest import build_model
 
@@ -142,7 +142,7 @@ def _bonus_without_top_p(
 def test_a_wrong_verifier_fails(
     model: Any, monkeypatch: pytest.MonkeyPatch, wrong: Callable[..., Any], settings: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(loop, "accept", wrong)
+    monkeypatch.setattr(verdict, "accept", wrong)
     assert p_value(model, settings, *DRAFTS[0]) < 1e-6
 
 

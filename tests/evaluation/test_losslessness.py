@@ -172,21 +172,21 @@ def wrong_sample(accept: Any, how: str) -> Any:
 def test_wrong_sampling_verifier_fails(
     tiny_model: ModelFactory, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    import ssd_infer.engine.loop as loop
+    import ssd_infer.engine.verdict as verdict
 
-    monkeypatch.setattr(loop, "accept", wrong_sample(loop.accept, how))
+    monkeypatch.setattr(verdict, "accept", wrong_sample(verdict.accept, how))
     found = judge(tiny_model(), "early_exit", {"exit_layer": 1, "gamma": 3})
     assert found.verdict == "fail", found.detail
 
 
 def test_wrong_greedy_verifier_fails(tiny_model: ModelFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    import ssd_infer.engine.loop as loop
+    import ssd_infer.engine.verdict as verdict
 
     model = tiny_model()
     reference = {(0, 0, 0): greedy(model, CONTEXT, 12)}
     decode = ours(model, "early_exit", {"exit_layer": 1, "gamma": 3}, Sampling())
     assert judge_greedy({(0, 0, 0): decode([CONTEXT], 12, 0)[0][0]}, {"plain": reference}).verdict == "pass"
-    monkeypatch.setattr(loop, "accept", wrong_sample(loop.accept, "accepts everything"))
+    monkeypatch.setattr(verdict, "accept", wrong_sample(verdict.accept, "accepts everything"))
     assert judge_greedy({(0, 0, 0): decode([CONTEXT], 12, 0)[0][0]}, {"plain": reference}).verdict == "fail"
 
 

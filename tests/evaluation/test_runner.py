@@ -319,9 +319,9 @@ def test_failing_strategies_are_rows_and_the_rest_goes_on(
 
 def accept_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """Break the engine: every drafted token counts as verified."""
-    import ssd_infer.engine.loop as loop
+    import ssd_infer.engine.verdict as verdict
 
-    right = loop.accept
+    right = verdict.accept
 
     def accept_all(
         logits: Any, draft: Any, counts: Any, probs: Any, sampler: Any, unverified: Any = None
@@ -329,7 +329,7 @@ def accept_everything(monkeypatch: pytest.MonkeyPatch) -> None:
         taken, following = right(logits, draft, counts, probs, sampler, unverified)
         return torch.full_like(taken, draft.shape[1]), following
 
-    monkeypatch.setattr(loop, "accept", accept_all)
+    monkeypatch.setattr(verdict, "accept", accept_all)
 
 
 @pytest.mark.parametrize("broken", [False, True])

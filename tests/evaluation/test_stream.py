@@ -47,10 +47,10 @@ def test_p_values_are_uniform_under_the_truth(tiny_model: ModelFactory) -> None:
 
 @pytest.mark.parametrize("how", ["accepts everything", "ignores the residual"])
 def test_wrong_verifier_fails(tiny_model: ModelFactory, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    import ssd_infer.engine.loop as loop
+    import ssd_infer.engine.verdict as verdict
 
     model = tiny_model()
-    monkeypatch.setattr(loop, "accept", wrong_sample(loop.accept, how))
+    monkeypatch.setattr(verdict, "accept", wrong_sample(verdict.accept, how))
     outputs = [
         output
         for seed in range(4)

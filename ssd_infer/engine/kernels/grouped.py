@@ -24,6 +24,7 @@ from ssd_infer.engine.cache import RowCache
 from ssd_infer.engine.kernels.flex import flex_window_attention
 from ssd_infer.engine.kernels.listener import Listener, Probs
 from ssd_infer.engine.kernels.products import large, pays, product
+from ssd_infer.engine.tree_window import TreeWindow
 from ssd_infer.engine.window import Window
 from ssd_infer.errors import UnsupportedModelError
 
@@ -83,7 +84,7 @@ class FullAttention:
         """Attend causally at the window the cache is aimed at; see `Attend`."""
         window = self._cache.window
         if window.start != 0:
-            if _too_large(query, key):
+            if _too_large(query, key) and window.consecutive:
                 return flex_window_attention(layer, query, key, value, scaling, window, self.listener)
             held = self._cache.held(layer)
             _check_held(held, key, value)
@@ -148,7 +149,10 @@ def window_attention(
         starts = window.starts[rows]
         end = min(-(max(starts) + width) // _ALIGN * -_ALIGN, key.shape[2])
         scores = _scores(folded[rows, part], key[rows, part, :end])
-        _hide_future(scores, starts, width)
+        if isinstance(window, TreeWindow):
+            _hide_strangers(scores, window, rows)
+        else:
+            _hide_future(scores, starts, width)
         probs = scores.softmax(dim=-1)
         if listener is not None:
             known = slice(rows.start + first_row, rows.stop + first_row)
@@ -225,6 +229,15 @@ def _hide_future(scores: Tensor, starts: list[int], width: int) -> None:
     slots = torch.arange(first, scores.shape[-1], device=scores.device)
     own = torch.tensor(starts, device=scores.device)[:, None] + torch.arange(width, device=scores.device)
     tail.masked_fill_((slots > own.unsqueeze(-1))[:, None, None], -torch.inf)
+
+
+def _hide_strangers(scores: Tensor, window: TreeWindow, rows: slice) -> None:
+    """Set scores `(rows, heads, G·T, S)` of slots that hold no ancestor of a node to -inf."""
+    hidden = window.hidden()
+    own = hidden[rows] if len(hidden) > 1 else hidden
+    scores[..., window.end :] = -torch.inf
+    seen = scores[..., : own.shape[-1]].unflatten(2, (-1, window.width))
+    seen.masked_fill_(own[:, None, None, :, : seen.shape[-1]], -torch.inf)
 
 
 @cache
