@@ -14,7 +14,7 @@ from torch import Tensor
 from ssd_infer.engine.laws import Law, Scored
 from ssd_infer.engine.session import Feedback, Proposal, Session
 from ssd_infer.engine.target import Target
-from ssd_infer.offload.layout import MoeLayer, moe_layers, unsupported_reason
+from ssd_infer.offload.layout import ROUTED, MoeLayer, moe_layers, unsupported_reason
 from ssd_infer.offload.offload import resident_of
 from ssd_infer.strategies.base import DraftParams
 from ssd_infer.strategies.reduced_experts.expert_params import ReducedExpertsParams
@@ -154,7 +154,8 @@ class ExpertDraft(Stepwise):
     @classmethod
     def applicable(cls, target: Target) -> str | None:
         """Need routed experts of a known family."""
-        return unsupported_reason(str(target.config.model_type), moe_layers(target.layers), target.layers)
+        layers = moe_layers(target.layers)
+        return unsupported_reason(str(target.config.model_type), layers, target.layers, ROUTED)
 
     @classmethod
     def max_draft(cls, params: DraftParams) -> int:
