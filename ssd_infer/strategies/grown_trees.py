@@ -158,8 +158,11 @@ class GrownTree:
 
 def _best(scored: Scored, level: Level) -> Tensor:
     """Return the most probable tokens `(B, T)` after the parents of a level's nodes, by rank."""
-    columns = scored.logits.topk(max(level.ranks) + 1, dim=-1).indices
-    return _tokens_at(scored, level.owners, columns[:, list(level.owners), list(level.ranks)])
+    most = min(max(level.ranks) + 1, scored.logits.shape[-1])
+    columns = scored.logits.topk(most, dim=-1).indices
+    # Where there are fewer tokens than siblings, the last of them come twice: the second is never reached.
+    ranks = [min(rank, most - 1) for rank in level.ranks]
+    return _tokens_at(scored, level.owners, columns[:, list(level.owners), ranks])
 
 
 def _tokens_at(table: Scored | Law, owners: Sequence[int], columns: Tensor) -> Tensor:

@@ -75,11 +75,16 @@ class CalibrationSet:
     @torch.inference_mode()
     def score(self, view: View) -> Scores:
         """Run a candidate on all positions and compare its choices with the target's."""
+        return self.compare(self.draft_logits(view))
+
+    @torch.inference_mode()
+    def draft_logits(self, view: View) -> Tensor:
+        """Run a candidate on all positions; return its logits `(B, T, V)`."""
         target = self.target
         cache = ScratchCache(self.session.cache)
         window = self.window()
         hidden = target.run(target.embed_at(self.ids, window, cache), window, cache, layers=view)
-        return self.compare(target.logits(hidden))
+        return target.logits(hidden)
 
     def compare(self, logits: Tensor) -> Scores:
         """Score a candidate's `(B, T, V)` logits."""

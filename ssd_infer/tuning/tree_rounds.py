@@ -21,21 +21,24 @@ from ssd_infer.tuning.tree_shapes import best_parents
 
 RANKS = 6
 """Siblings that are looked at."""
+BETTER = 1.02
+"""How much faster than a chain a tree must be predicted to be."""
 _DRAWS = 2
 """Times that siblings are drawn at a position under sampling."""
 
 
-def rank_chances(final: Tensor, early: Tensor, sampler: Sampler, seed: int = 0) -> Tensor:
-    """Return the chance `(n, R)` that a draft's r-th child is the accepted one, from `(n, V)` logits of both.
+def rank_chances(reference: Tensor, draft: Tensor, sampler: Sampler, seed: int = 0) -> Tensor:
+    """Return the chance `(n, R)` that a draft's r-th child is the accepted one, from its `(n, V)` logits.
 
-    Bits under greedy decoding. Under sampling siblings are drawn without replacement, as a tree does, a few times.
+    `reference` is what the target chooses, as `calibration_text.choices` has it: tokens `(n,)`, or distributions
+    `(n, V)`. Bits under greedy decoding. Under sampling siblings are drawn without replacement, as a tree does.
     """
-    ranks = min(RANKS, early.shape[-1])
+    ranks = min(RANKS, draft.shape[-1])
     if sampler.greedy:
-        return (early.topk(ranks, dim=-1).indices == final.argmax(dim=-1, keepdim=True)).float().cpu()
-    generator = torch.Generator(early.device).manual_seed(seed)
-    p, q = sampler.probs(final), Law(sampler.probs(early))
-    total = torch.zeros((len(early), ranks), device=early.device)
+        return (draft.topk(ranks, dim=-1).indices == reference.unsqueeze(-1)).float().cpu()
+    generator = torch.Generator(draft.device).manual_seed(seed)
+    p, q = reference, Law(sampler.probs(draft))
+    total = torch.zeros((len(draft), ranks), device=draft.device)
     for _ in range(_DRAWS):
         total += _one_draw(p, q, ranks, generator)
     return (total / _DRAWS).cpu()
@@ -75,7 +78,7 @@ def accepted_tokens(chances: Tensor, shape: Shape, *, greedy: bool) -> float:
     """Return the mean accepted tokens of a round with `shape`, along texts `(texts, n, R)`."""
     children = _children(shape)
     if greedy:
-        return _followed(chances, children)
+        return _accepted_greedily(chances, children)
     return _expected(chances, shape)
 
 
@@ -89,7 +92,7 @@ def _children(shape: Shape) -> dict[tuple[int, int], int]:
     return found
 
 
-def _followed(chances: Tensor, children: dict[tuple[int, int], int]) -> float:
+def _accepted_greedily(chances: Tensor, children: dict[tuple[int, int], int]) -> float:
     """Follow the rounds of greedy decoding along every text."""
     right = torch.where(chances.amax(dim=-1) > 0, chances.argmax(dim=-1), -1).tolist()
     rounds = accepted = 0
@@ -129,34 +132,49 @@ class TreePrediction:
     depth: int
     tau: float
     speedup: float
+    shares: tuple[float, ...]
+    """Mean chances by rank, which shaped it."""
+
+    def describe(self) -> str:
+        """Say the prediction in a few words."""
+        return f"trees of {self.nodes} nodes down to {self.depth}, τ {self.tau:.2f}, predicted {self.speedup:.2f}×"
 
 
-def round_seconds(costs: Costs, shape: Shape, exit_layer: int) -> float:
-    """Return the seconds of a round whose first `exit_layer` layers draft, level by level, and are not run again."""
+def round_seconds(costs: Costs, shape: Shape, resume: int, beyond: float = 0.0) -> float:
+    """Return the seconds of a round that drafts level by level, and verifies from layer `resume` on.
+
+    The draft shares the layers before with the target. What it runs of later ones takes `beyond` seconds for one token.
+    """
     seconds = 0.0
     for level in shape.levels:
-        seconds += exit_layer * costs.layer_at(level.width)
-        seconds += costs.step_at(level.expanded) if level.expanded else 0.0
+        seconds += resume * costs.layer_at(level.width)
+        if level.expanded:
+            more = beyond * costs.layer_at(level.expanded) / costs.layer_at(1)
+            seconds += costs.step_at(level.expanded) + more
     width = shape.tree.nodes + 1
-    return seconds + costs.step_at(width) + (costs.num_layers - exit_layer) * costs.layer_at(width)
+    return seconds + costs.step_at(width) + (costs.num_layers - resume) * costs.layer_at(width)
 
 
 def best_tree(
     chances: Tensor,
     costs: Costs,
-    exit_layer: int,
+    resume: int,
     budgets: Sequence[int],
     depths: Sequence[int],
     *,
     greedy: bool,
+    beyond: float = 0.0,
 ) -> TreePrediction:
-    """Return the tree of highest predicted speedup among `budgets` × `depths`: τ · plain / seconds of a round."""
+    """Return the tree of highest predicted speedup among `budgets` × `depths`: τ · plain / seconds of a round.
+
+    `resume` and `beyond` are those of `round_seconds`.
+    """
     shares, found = mean_shares(chances), []
     for nodes in budgets:
         for depth in depths:
             parents = best_parents(shares, nodes, depth)
             shape = Shape(by_level(parents), torch.device("cpu"))
             tau = 1 + accepted_tokens(chances, shape, greedy=greedy)
-            speedup = tau * costs.plain / round_seconds(costs, shape, exit_layer)
-            found.append(TreePrediction(nodes, depth, tau, speedup))
+            speedup = tau * costs.plain / round_seconds(costs, shape, resume, beyond)
+            found.append(TreePrediction(nodes, depth, tau, speedup, tuple(shares)))
     return max(found, key=lambda one: one.speedup)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -21,23 +21,11 @@ from ssd_infer.strategies.early_exit.exit_calibration import (
 from ssd_infer.strategies.early_exit.exit_params import EarlyExitParams
 from ssd_infer.tuning.memo import Memo
 from ssd_infer.tuning.tree_costs import BUDGETS, cached_tree_costs
-from ssd_infer.tuning.tree_rounds import TreePrediction, best_tree, mean_shares, rank_chances
+from ssd_infer.tuning.tree_rounds import BETTER, TreePrediction, best_tree, rank_chances
 
 _EXITS = 3
 """Exits whose trees are looked at: those of the best chains."""
-_BETTER = 1.02
-"""How much faster than a chain a tree must be predicted to be."""
-
 _chances: Memo[Tensor] = Memo()
-
-
-@dataclass(frozen=True, slots=True)
-class ExitTree:
-    """The best tree of one exit."""
-
-    exit_layer: int
-    shares: list[float]
-    found: TreePrediction
 
 
 def resolve_early_exit(
@@ -63,32 +51,29 @@ def _with_tree(
     if not known.texts:
         nodes = 1 if params.tree == "auto" else params.tree
         return resolve_chain(target, replace(params, tree=nodes), prompts, do_sample)
-    best = max(_trees(target, params, known, prompts), key=lambda one: one.found.speedup)
+    exit_layer, best = max(_trees(target, params, known, prompts), key=lambda pair: pair[1].speedup)
     chain = resolve_chain(target, replace(params, tree=1), prompts, do_sample)
     told = chain.predicted_speedup
-    if params.tree == "auto" and best.found.speedup < _BETTER * (told or known.best().speedup):
+    if params.tree == "auto" and best.speedup < BETTER * (told or known.best().speedup):
         return chain
-    note = (
-        f"auto: exit {best.exit_layer}, trees of {best.found.nodes} nodes down to {best.found.depth}, "
-        f"predicted {best.found.speedup:.2f}×"
-    )
-    if best.found.speedup < 1.0:
-        return Resolved(None, f"plain decoding: {note.removeprefix('auto: ')}", best.found.speedup)
+    note = f"exit {exit_layer}, {best.describe()}"
+    if best.speedup < 1.0:
+        return Resolved(None, f"plain decoding: {note}", best.speedup)
     resolved = replace(
         params,
-        exit_layer=best.exit_layer,
-        gamma=best.found.depth,
+        exit_layer=exit_layer,
+        gamma=best.depth,
         confidence=0.0 if params.confidence == "auto" else params.confidence,
-        tree=best.found.nodes,
-        shares=best.shares,
+        tree=best.nodes,
+        shares=list(best.shares),
     )
-    return Resolved(resolved, note, best.found.speedup)
+    return Resolved(resolved, f"auto: {note}", best.speedup)
 
 
 def _trees(
     target: Target, params: EarlyExitParams, known: ExitProfile, prompts: list[list[int]]
-) -> list[ExitTree]:
-    """Return the best tree of every exit that is looked at."""
+) -> list[tuple[int, TreePrediction]]:
+    """Return exits that are looked at, and the best tree of each."""
     if params.exit_layer == "auto":
         ordered = sorted(known.exits, key=lambda layer: -known.best([layer]).speedup)
         exits = ordered[:_EXITS]
@@ -102,7 +87,7 @@ def _trees(
     for layer in exits:
         chances = exit_chances(target, known, layer)
         tree = best_tree(chances, costs, layer, budgets, depths, greedy=not known.do_sample)
-        found.append(ExitTree(layer, mean_shares(chances), tree))
+        found.append((layer, tree))
     return found
 
 
@@ -122,6 +107,7 @@ def _compared(target: Target, known: ExitProfile, exit_layer: int) -> Tensor:
         window = session.window(ids.shape[1])
         early = target.run(target.embed_at(ids, window, session.cache), window, session.cache, 0, exit_layer)
         final = target.run(early, window, session.cache, exit_layer)
-        logits = [target.logits(states[0, len(prompt) :]) for states in (final, early)]
-        found.append(rank_chances(logits[0], logits[1], sampler))
+        whole, drafted = (target.logits(states[0, len(prompt) :]) for states in (final, early))
+        reference = whole.argmax(dim=-1) if sampler.greedy else sampler.probs(whole)
+        found.append(rank_chances(reference, drafted, sampler))
     return torch.stack(found)

@@ -16,6 +16,7 @@ from ssd_infer.strategies.skip_layers.bayes import search_bayes
 from ssd_infer.strategies.skip_layers.dp import search_dp
 from ssd_infer.strategies.skip_layers.search_result import SearchResult
 from ssd_infer.strategies.skip_layers.skip_params import SkipSetParams
+from ssd_infer.strategies.skip_layers.skip_trees import choose_tree
 from ssd_infer.tuning import scratch
 from ssd_infer.tuning.calibration_text import CalibrationSet, write_calibration_set
 from ssd_infer.tuning.memo import Memo
@@ -81,9 +82,12 @@ def resolve_skip_set(
     if params.skips is not None or params.gamma != "auto" or params.confidence != "auto":
         prediction = _predict(target, skips, params, prompts, do_sample)
         note = "; ".join(part for part in (prediction.describe(), note) if part)
-    if prediction.speedup < 1.0 or not len(skips):
+    tree = choose_tree(target, skips, params, prompts, do_sample, prediction)
+    speedup = prediction.speedup if tree is None else tree.speedup
+    note = note if tree is None else f"{tree.describe()}; {note}"
+    if speedup < 1.0 or not len(skips):
         reason = f"plain decoding: no skip set is expected to gain ({note})"
-        return Resolved(None, reason, prediction.speedup, facts)
+        return Resolved(None, reason, speedup, facts)
     resolved = replace(
         params,
         skip_attention=sorted(skips.attention),
@@ -91,12 +95,16 @@ def resolve_skip_set(
         gamma=prediction.gamma,
         confidence=prediction.confidence,
         aim=round(prediction.alpha, 4) if params.aim == "auto" else params.aim,
+        tree=1,
     )
+    if tree is not None:
+        confidence = 0.0 if isinstance(params.confidence, str) else params.confidence
+        resolved = replace(
+            resolved, gamma=tree.depth, confidence=confidence, tree=tree.nodes, shares=list(tree.shares)
+        )
     if params.guard != "auto":
-        return Resolved(resolved, note, prediction.speedup, facts)
-    return _guarded(
-        strategy, target, resolved, prompts, do_sample, Resolved(None, note, prediction.speedup, facts)
-    )
+        return Resolved(resolved, note, speedup, facts)
+    return _guarded(strategy, target, resolved, prompts, do_sample, Resolved(None, note, speedup, facts))
 
 
 def _guarded(

@@ -17,11 +17,14 @@ from ssd_infer.strategies.skip_layers import SKIP_SET
 from ssd_infer.strategies.skip_layers.guard import GainGuard
 from ssd_infer.strategies.skip_layers.skip_calibration import resolve_skip_set
 from ssd_infer.strategies.skip_layers.skip_params import SkipSetParams
+from ssd_infer.strategies.skip_layers.skip_trees import tree_seconds
 from ssd_infer.strategies.skip_layers.stream_study import study_offline
 from ssd_infer.strategies.skip_layers.threshold import AdaptiveThreshold
 from ssd_infer.strategies.skip_layers.view_draft import ViewDraft
 from ssd_infer.strategies.streams import stream_studies
 from ssd_infer.tuning.sublayer_costs import cached_sublayer_costs
+from ssd_infer.tuning.tree_costs import most_nodes
+from ssd_infer.tuning.tree_shapes import shape_of
 
 if TYPE_CHECKING:
     from ssd_infer.strategies.study import Study, StudyContext
@@ -44,13 +47,19 @@ class SkipSetDrafter(ViewDraft):
         self.threshold = AdaptiveThreshold(
             self.confidence, aim, resolved.epsilon, resolved.beta1, resolved.beta2
         )
-        self._adapts = resolved.adapt and self.confidence > 0
+        self.shape = shape_of(session.target, resolved.tree, resolved.shares, self.gamma)
+        self._adapts = resolved.adapt and self.confidence > 0 and self.shape is None
         self.guard: GainGuard | None = None
         if not isinstance(resolved.guard, str) and resolved.guard > 0:
             rows = session.rows
             context = max(len(row.tokens) + row.limit // 2 for row in rows)
             costs = cached_sublayer_costs(session.target, context, not session.sampler.greedy, len(rows))
-            self.guard = GainGuard(costs, resolved.skips or SkipSet(), resolved.guard)
+            skips, seconds = resolved.skips or SkipSet(), None
+            if self.shape is not None:
+                seconds = tree_seconds(
+                    session.target, skips, costs, self.shape, context, not session.sampler.greedy
+                )
+            self.guard = GainGuard(costs, skips, resolved.guard, seconds)
 
     def propose(self, limit: int) -> Proposal:
         """Draft, or nothing while the guard expects no gain."""
@@ -82,6 +91,12 @@ class SkipSetDrafter(ViewDraft):
     def applicable(cls, target: Target) -> str | None:
         """Need layers whose sublayers can be left out one by one."""
         return unsupported_reason(target)
+
+    @classmethod
+    def max_draft(cls, params: DraftParams) -> int:
+        """Return γ, or the nodes of a tree."""
+        found = cast(SkipSetParams, params)
+        return max(int(found.gamma), most_nodes(found.tree))
 
     @classmethod
     def resolve(
