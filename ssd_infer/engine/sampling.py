@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ssd_infer.engine.laws import Law, Scored
 from ssd_infer.engine.rules import Warpers, choiceless
 from ssd_infer.engine.uniforms import Purpose, Uniforms
 from ssd_infer.engine.values import flag, number, shown, whole
@@ -128,6 +129,13 @@ class Sampler:
         probs = scores.softmax(dim=-1)
         probs = self._nucleus(probs) if params.top_p < 1.0 else probs
         return probs if warpers is None else warpers.warp(warpers.after, probs.log()).softmax(dim=-1)
+
+    def choose(self, scored: Scored) -> tuple[Tensor, Law | None]:
+        """Choose a token `(…)` by each of the scores `(…, K)`; when sampling, with the law it was drawn from."""
+        if self.greedy:
+            return scored.tokens(scored.logits.argmax(dim=-1)), None
+        q = self.probs(scored.logits)
+        return scored.tokens(self.draw(q)), Law(q, scored.ids)
 
     def draw(self, probs: Tensor, purpose: Purpose = Purpose.DRAFT) -> Tensor:
         """Draw one token a distribution: `(B, …, V)` → `(B, …)`; entries need not be normalised.

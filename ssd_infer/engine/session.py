@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from ssd_infer.engine.cache import RowCache, as_rows
+from ssd_infer.engine.laws import Law, Scored
 from ssd_infer.engine.rules import Rules
 from ssd_infer.engine.sampling import Sampler
 from ssd_infer.engine.target import Target
@@ -41,20 +43,20 @@ class Row:
 class Proposal:
     """What a drafter suggests for every active row.
 
-    `tokens` `(B, γ)`; `counts` `(B,)` when rows drafted fewer than γ (None: all γ); `probs` `(B, γ, V)` the law each
+    `tokens` `(B, γ)`; `counts` `(B,)` when rows drafted fewer than γ (None: all γ); `law` `(B, γ)` what each
     token was drawn from (None: deterministic). A drafter that already ran the target's own first `resume_layer`
     layers on [pending, drafts…] hands over their output in `hidden` `(B, γ or γ+1, d)`; the verify pass continues from
     there instead of running those layers again. Layers named in `capture` (all > `resume_layer`) have the hidden states
     after them, at every verified position, handed back in the feedback. Tokens marked in `unverified` `(B, γ)` are
     emitted without being compared; only a strategy that says it is lossy may mark any.
 
-    With a `tree`, `tokens` `(B, N)` are its nodes 1 to N; `counts`, `probs` and `unverified` are then not used, and
+    With a `tree`, `tokens` `(B, N)` are its nodes 1 to N; `counts`, `law` and `unverified` are then not used, and
     `hidden` `(B, N+1, d)` is of the root and all nodes.
     """
 
     tokens: Tensor
     counts: Tensor | None = None
-    probs: Tensor | None = None
+    law: Law | None = None
     hidden: Tensor | None = None
     resume_layer: int = 0
     forwards: int = 0
@@ -150,16 +152,28 @@ class Session:
             return self.rules.nodes(self.rows, logits, tokens, proposal.tree.parents())
         return self.rules.target(self.rows, logits, [] if proposal is None else proposal.drafts())
 
-    def block_scores(self, logits: Tensor, proposal: Proposal) -> Tensor:
-        """Return what a draft checks `proposal` by: its logits `(B, γ+1, V)`, or what rules make of them."""
-        return logits if self.rules is None else self.rules.draft(self.rows, logits, proposal.drafts())
-
-    def draft_scores(self, logits: Tensor, drafts: Sequence[Tensor]) -> Tensor:
-        """Return what a draft chooses by after its `drafts` `(B,)`: logits `(B, V)`, or what rules make of them."""
+    def block_scores(self, scored: Scored, proposal: Proposal) -> Scored:
+        """Return what a draft checks `proposal` by: its scores `(B, γ+1, K)`, or what rules make of them."""
         if self.rules is None:
-            return logits
+            return scored
+        return self.ruled(scored, partial(self.rules.draft, self.rows, drafts=proposal.drafts()))
+
+    def draft_scores(self, scored: Scored, drafts: Sequence[Tensor]) -> Scored:
+        """Return what a draft chooses by after its `drafts` `(B,)`: scores `(B, K)`, or what rules make of them."""
+        if self.rules is None:
+            return scored
         table = torch.stack(list(drafts), dim=1).tolist() if drafts else [[]] * len(self.rows)
-        return self.rules.step(self.rows, logits, table)
+        return self.step_scores(scored, table)
+
+    def step_scores(self, scored: Scored, drafts: Sequence[Sequence[int]]) -> Scored:
+        """Return what a draft chooses by after each row's `drafts`: scores `(B, K)`, or what rules make of them."""
+        if self.rules is None:
+            return scored
+        return self.ruled(scored, partial(self.rules.step, self.rows, drafts=drafts))
+
+    def ruled(self, scored: Scored, rule: Callable[[Tensor], Tensor]) -> Scored:
+        """Return what `rule` makes of `scored`, where rules of generation hold; it knows scores of all tokens only."""
+        return scored if self.rules is None else scored.through(rule, self.target.vocab_size)
 
     def committed_scores(self, logits: Tensor, starts: list[int]) -> Tensor:
         """Return logits `(…, B, T, V)` after committed slots from `starts[b]` on, or what rules make of them."""

@@ -199,7 +199,16 @@ class Target(ModelView):
     def logits(self, hidden: Tensor) -> Tensor:
         """Return `(…, V)` logits of un-normed hidden states `(…, d)`: final norm, head, and what comes after it."""
         out: Tensor = self.head(self.norm(hidden))
-        return out if self._leave is None else self._leave(out)
+        return self.leave(out)
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        """Return what the head is given for un-normed hidden states `(…, d)`."""
+        out: Tensor = self.norm(hidden)
+        return out
+
+    def leave(self, logits: Tensor) -> Tensor:
+        """Return what comes after the head, of `(…, V)` that it returned; a family may scale or bound logits there."""
+        return logits if self._leave is None else self._leave(logits)
 
     def rotary_at(self, position_ids: Tensor, kind: str | None = None) -> Rotary:
         """Return the rotary table `(B, T, D)` of `position_ids` `(B, T)` for layers of `kind`, in one pass."""

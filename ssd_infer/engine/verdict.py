@@ -75,7 +75,7 @@ def judge(logits: Tensor, proposal: Proposal, sampler: Sampler) -> Verdict:
     if proposal.tree is not None:
         return _judge_tree(logits, proposal.tokens, proposal.tree, sampler)
     accepted, following = accept(
-        logits, proposal.tokens, proposal.counts, proposal.probs, sampler, proposal.unverified
+        logits, proposal.tokens, proposal.counts, proposal.law, sampler, proposal.unverified
     )
     parts = [proposal.tokens, accepted.unsqueeze(1), following.unsqueeze(1)]
     if proposal.counts is not None:

@@ -117,19 +117,20 @@ def offload_view(layers: Sequence[nn.Module], resident: ResidentSet) -> list[nn.
     """Return shallow copies of decoder `layers` that take their experts from `resident`; the originals stay."""
     view = list(layers)
     for part in moe_layers(layers):
-        layer, block, experts = view[part.index], cast(Any, view[part.index]).mlp, copy.copy(part.experts)
+        experts = copy.copy(part.experts)
         experts.__dict__ |= {"config": offloading_config(cast(Any, part.experts).config)}
         experts.__dict__[_PLACE] = (resident, part.index)
-        view[part.index] = with_block(layer, block, {"experts": experts})
+        view[part.index] = with_block(view[part.index], part.block, {"experts": experts})
     return view
 
 
-def with_block(layer: nn.Module, block: nn.Module, parts: dict[str, nn.Module]) -> nn.Module:
-    """Return a shallow copy of decoder `layer` whose MoE `block` has some of its modules replaced."""
-    new_layer, new_block = copy.copy(layer), copy.copy(block)
-    new_block._modules = dict(block._modules) | dict(parts)
-    new_layer._modules = dict(layer._modules) | {"mlp": new_block}
-    return new_layer
+def with_block(layer: nn.Module, block: str | None, parts: dict[str, nn.Module]) -> nn.Module:
+    """Return a shallow copy of decoder `layer` whose module `block`, or which itself (None), has `parts` replaced."""
+    if block is not None:
+        parts = {block: with_block(getattr(layer, block), None, parts)}
+    view = copy.copy(layer)
+    view._modules = dict(layer._modules) | dict(parts)
+    return view
 
 
 def resident_of(layers: Sequence[nn.Module]) -> ResidentSet | None:
@@ -287,6 +288,9 @@ def _routed(model: nn.Module) -> list[MoeLayer]:
     if not layers and not routes([model]):
         reason = "the checkpoint has no routed experts"
     reason = reason or unsupported_reason(str(cast(Any, model).config.model_type), layers, [model])
+    missing = [name for name in MATRICES if layers and not hasattr(layers[0].experts, name)]
+    if missing:
+        reason = reason or f"{type(layers[0].experts).__name__} keeps its experts without `{missing[0]}`"
     if reason is not None:
         raise ConfigError([Problem("experts", f"cannot be offloaded: {reason}", type(model).__name__)])
     return layers

@@ -7,6 +7,8 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
+from ssd_infer.engine.heads.head import DraftHead, FullHead
+from ssd_infer.engine.laws import Law, Scored
 from ssd_infer.engine.session import Proposal, Session
 from ssd_infer.strategies.base import DraftParams, Strategy
 
@@ -23,6 +25,8 @@ class Stepwise(Strategy):
         """Bind to `session`."""
         super().__init__(session, params)
         self.capture: tuple[int, ...] = ()
+        self.head: DraftHead = FullHead(session.target)
+        """What scores the states of `step`; follows the rows at the beginning of every round."""
 
     @abstractmethod
     def step(self, token: Tensor, offset: int) -> Tensor:
@@ -38,32 +42,33 @@ class Stepwise(Strategy):
 
     def extend(self, gamma: int, token: Tensor) -> Proposal:
         """Draft `gamma` tokens one by one, starting from the pending `token` `(B,)`."""
-        session = self.session
+        session, head = self.session, self.head
+        head.follow(session.rows)
         drafts: list[Tensor] = []
-        states, probs = [], []
+        states, laws = [], []
         counts = alive = None
         for step in range(gamma):
             hidden = self.step(token, step)
-            logits = session.draft_scores(session.target.logits(hidden[:, 0]), drafts)
-            token, q = self._pick(logits)
+            scored = session.draft_scores(head.scores(hidden).last(), drafts)
+            token, law = self._pick(scored)
             drafts.append(token)
             if self.resume_layer:
                 states.append(self.own_states(hidden))
-            if q is not None:
-                probs.append(q)
+            if law is not None:
+                laws.append(law)
             if self.confidence > 0:
-                top = self._top(logits, q)
+                top = self._top(scored, law)
                 counts, alive = _count(top, counts, alive)
                 alive &= top >= self.confidence
                 if not bool(alive.any()):
                     break
-        return self._proposal(drafts, counts, probs, states)
+        return self._proposal(drafts, counts, laws, states)
 
     def _proposal(
         self,
         drafts: list[Tensor],
         counts: Tensor | None,
-        probs: list[Tensor],
+        laws: list[Law],
         states: list[Tensor],
         unverified: Tensor | None = None,
     ) -> Proposal:
@@ -71,7 +76,7 @@ class Stepwise(Strategy):
         return Proposal(
             tokens=torch.stack(drafts, dim=1),
             counts=counts,
-            probs=torch.stack(probs, dim=1) if probs else None,
+            law=Law.stack(laws),
             hidden=torch.cat(states, dim=1) if states else None,
             resume_layer=self.resume_layer,
             forwards=len(drafts),
@@ -79,17 +84,14 @@ class Stepwise(Strategy):
             unverified=unverified,
         )
 
-    def _pick(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Choose one token a row from `(B, V)` logits, with the distribution it was drawn from when sampling."""
-        sampler = self.session.sampler
-        if sampler.greedy:
-            return logits.argmax(dim=-1), None
-        q = sampler.probs(logits)
-        return sampler.draw(q), q
+    def _pick(self, scored: Scored) -> tuple[Tensor, Law | None]:
+        """Choose one token a row by scores `(B, K)`, with the law it was drawn from when sampling."""
+        return self.session.sampler.choose(scored)
 
-    def _top(self, logits: Tensor, q: Tensor | None) -> Tensor:
-        """Return the highest probability `(B,)` of the distribution just drafted from."""
-        return (logits.float().softmax(dim=-1) if q is None else q).amax(dim=-1)
+    def _top(self, scored: Scored, law: Law | None) -> Tensor:
+        """Return the highest probability `(B,)` of what was just drafted from, within what the head looked at."""
+        probs = scored.logits.float().softmax(dim=-1) if law is None else law.probs
+        return probs.amax(dim=-1)
 
 
 def _count(top: Tensor, counts: Tensor | None, alive: Tensor | None) -> tuple[Tensor, Tensor]:

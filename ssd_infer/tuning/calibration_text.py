@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ssd_infer.engine.laws import Scored
 from ssd_infer.engine.loop import Decoding
 from ssd_infer.engine.sampling import Sampler, SamplingParams
 from ssd_infer.engine.session import Session, open_session
@@ -83,7 +84,7 @@ class CalibrationSet:
     def compare(self, logits: Tensor) -> Scores:
         """Score a candidate's `(B, T, V)` logits."""
         scores = self.session.committed_scores(logits, self.starts)
-        return compare(self.session.sampler, scores, self.reference)
+        return compare(self.session.sampler, Scored(scores), self.reference)
 
 
 @torch.inference_mode()
@@ -112,12 +113,17 @@ def token_ids(session: Session, starts: list[int], width: int) -> Tensor:
     return torch.tensor(rows, dtype=torch.long, device=session.target.device)
 
 
-def compare(sampler: Sampler, logits: Tensor, reference: Tensor) -> Scores:
-    """Score draft logits `(…, B, T, V)` against what the target chooses, as `choices` returns it."""
+def compare(sampler: Sampler, scored: Scored, reference: Tensor) -> Scores:
+    """Score a draft's scores `(…, B, T, K)` against what the target chooses, as `choices` returns it.
+
+    A draft that scores some tokens alone is accepted with Σ_S min(p, q), p being the target's law over all of V.
+    """
     if sampler.greedy:
-        top, choice = logits.float().softmax(dim=-1).max(dim=-1)
-        return Scores((choice == reference).float(), top)
-    q = sampler.probs(logits)
+        top, column = scored.logits.float().softmax(dim=-1).max(dim=-1)
+        return Scores((scored.tokens(column) == reference).float(), top)
+    q = sampler.probs(scored.logits)
+    if scored.ids is not None:
+        reference = reference.expand(*q.shape[:-1], -1).gather(-1, scored.ids.expand(q.shape))
     return Scores(torch.minimum(q, reference).sum(dim=-1), q.amax(dim=-1))
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import pytest
 import torch
 
+from ssd_infer.engine.laws import Law
 from ssd_infer.engine.session import Proposal
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import Problem
@@ -120,7 +121,7 @@ class Lawless(Echo):
         proposal = super().propose(limit)
         if not self.session.sampler.greedy:
             vocabulary = self.session.target.vocab_size
-            proposal.probs = torch.full((*proposal.tokens.shape, vocabulary), 1 / vocabulary)
+            proposal.law = Law(torch.full((*proposal.tokens.shape, vocabulary), 1 / vocabulary))
         return proposal
 
 

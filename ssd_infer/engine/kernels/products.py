@@ -83,7 +83,7 @@ def _view(module: nn.Module, rows: int) -> nn.Module:
     if "forward" in vars(module):
         return module
     if type(module) is nn.Linear:
-        return _copied(module, _Linear, module._modules) if _worth(module.weight, rows) else module
+        return _copied(module, Product, module._modules) if _worth(module.weight, rows) else module
     own = {name: child for name, child in module._modules.items() if child is not None}
     seen = {name: _view(child, rows) for name, child in own.items()}
     if all(seen[name] is child for name, child in own.items()):
@@ -114,7 +114,7 @@ def _fill(view: nn.Module, module: nn.Module, children: dict[str, nn.Module | No
     object.__setattr__(view, "__dict__", {**vars(module), **own})
 
 
-class _Linear(nn.Linear):
+class Product(nn.Linear):
     """A linear layer whose parameters are another's."""
 
     def forward(self, hidden: Tensor) -> Tensor:

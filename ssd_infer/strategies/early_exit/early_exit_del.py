@@ -116,6 +116,7 @@ class EarlyExitDel(Stepwise):
         session = self.session
         width = min(self.params.prompt, *session.lengths)
         starts = [length - width for length in session.lengths]
+        self.head.follow(session.rows)
         material = gather(session, starts, width, capture=self.shadows.exits)
         everything = torch.ones(len(starts), width, dtype=torch.bool, device=material.ids.device)
         states = [material.states[layer] for layer in self.shadows.exits]
@@ -181,8 +182,8 @@ class EarlyExitDel(Stepwise):
         step = max(1, _HEAD_ELEMENTS // size)
         hits, confidence = [], []
         for first in range(0, len(states), step):
-            logits = scored(target.logits(torch.stack(states[first : first + step])))
-            scores = compare(sampler, logits, reference)
+            found = self.head.scores(torch.stack(states[first : first + step]))
+            scores = compare(sampler, self.session.ruled(found, scored), reference)
             hits.append(scores.acceptance)
             confidence.append(scores.confidence)
         self.shadows.learn(torch.cat(hits), torch.cat(confidence), counted)

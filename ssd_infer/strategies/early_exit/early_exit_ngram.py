@@ -14,7 +14,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ssd_infer.engine.acceptance import accept
+from ssd_infer.engine.acceptance import accept_scored
+from ssd_infer.engine.laws import Law, Scored
 from ssd_infer.engine.sampling import Sampler
 from ssd_infer.engine.session import Feedback, Proposal, Session
 from ssd_infer.engine.target import Target
@@ -117,48 +118,48 @@ class EarlyExitNgram(EarlyExit):
 
     def _checked_copy(self, copies: list[list[int]], limit: int) -> Proposal:
         """Verify copies with the exit, then draft on until γ tokens are there."""
-        session, target = self.session, self.session.target
+        session, target, head = self.session, self.session.target, self.head
+        head.follow(session.rows)
         packed = pack(session, copies)
         ids = torch.cat([session.pending.unsqueeze(1), packed.tokens], dim=1)
         window = session.window(ids.shape[1])
         hidden = target.embed_at(ids, window, session.cache)
         hidden = target.run(hidden, window, session.cache, 0, self.exit_layer)
-        logits = session.block_scores(target.logits(hidden), packed)
-        kept, following = accept(logits, packed.tokens, packed.counts, None, session.sampler)
+        scored = session.block_scores(head.scores(hidden), packed)
+        kept, following = accept_scored(scored, packed.tokens, packed.counts, session.sampler)
         kept_host = [min(count, limit - 1) for count in kept.tolist()]
         steps = max(0, min(self.gamma, limit) - 1 - min(kept_host))
-        draft = _Buffer.start(packed.tokens, following, kept, hidden, logits, session.sampler, steps)
+        draft = _Buffer.start(packed.tokens, following, kept, hidden, scored, session.sampler, steps)
         token = draft.tokens[
             torch.arange(len(kept_host), device=ids.device), torch.tensor(kept_host, device=ids.device)
         ]
         for step in range(steps):
             at = [count + 1 + step for count in kept_host]
             hidden = self._early(token, at)
-            token, q = self._pick(self._scores(target.logits(hidden), draft.tokens, at))
-            draft.write(at, hidden, token, q)
+            token, law = self._pick(self._scores(head.scores(hidden).last(), draft.tokens, at))
+            draft.write(at, hidden[:, 0], token, law)
         ends = [count + 1 + steps for count in kept_host]
-        draft.write(ends, self._early(token, ends))
+        draft.write(ends, self._early(token, ends)[:, 0])
         counts = [
             min(end, limit) for end in ends
         ]  # only what is proposed is cut, never where a state belongs
         return draft.proposal(counts, self.exit_layer, forwards=1 + steps)
 
-    def _scores(self, logits: Tensor, drafts: Tensor, at: list[int]) -> Tensor:
+    def _scores(self, scored: Scored, drafts: Tensor, at: list[int]) -> Scored:
         """Return what the exit chooses by after the first `at[b]` of each row's `drafts` `(B, room)`."""
-        rules, rows = self.session.rules, self.session.rows
-        if rules is None:
-            return logits
+        if self.session.rules is None:
+            return scored
         table = [tokens[:count] for tokens, count in zip(drafts.tolist(), at, strict=True)]
-        return rules.step(rows, logits, table)
+        return self.session.step_scores(scored, table)
 
     def _early(self, token: Tensor, at: list[int]) -> Tensor:
-        """Run the first E layers on one `token` `(B,)` a row, `at[b]` past its committed length; return `(B, d)`."""
+        """Run the first E layers on one `token` `(B,)` a row, `at[b]` past its committed length; return `(B, 1, d)`."""
         session, target = self.session, self.session.target
         window = session.window_at(
             [length + offset for length, offset in zip(session.lengths, at, strict=True)]
         )
         hidden = target.embed_at(token.unsqueeze(1), window, session.cache)
-        return target.run(hidden, window, session.cache, 0, self.exit_layer)[:, 0]
+        return target.run(hidden, window, session.cache, 0, self.exit_layer)
 
     @classmethod
     def max_draft(cls, params: DraftParams) -> int:
@@ -169,11 +170,11 @@ class EarlyExitNgram(EarlyExit):
 
 @dataclass(slots=True)
 class _Buffer:
-    """Drafted tokens, exit states and distributions of rows that stand at different positions."""
+    """Drafted tokens, exit states and laws of rows that stand at different positions."""
 
     tokens: Tensor
     hidden: Tensor
-    probs: Tensor | None
+    law: Law | None
 
     @classmethod
     def start(
@@ -182,7 +183,7 @@ class _Buffer:
         following: Tensor,
         kept: Tensor,
         hidden: Tensor,
-        logits: Tensor,
+        scored: Scored,
         sampler: Sampler,
         steps: int,
     ) -> _Buffer:
@@ -196,13 +197,10 @@ class _Buffer:
         states[:, :width] = hidden
         if sampler.greedy:
             return cls(tokens, states, None)
-        q = sampler.probs(logits)
-        probs = q.new_zeros((batch, room, q.shape[-1]))
-        probs[:, :width] = q
-        return cls(tokens, states, probs)
+        return cls(tokens, states, Law(sampler.probs(scored.logits), scored.ids).widened(room))
 
     def write(
-        self, at: list[int], hidden: Tensor, token: Tensor | None = None, q: Tensor | None = None
+        self, at: list[int], hidden: Tensor, token: Tensor | None = None, law: Law | None = None
     ) -> None:
         """Store the exit state `(B, d)` of each row's position `at[b]`, and the token drafted from it."""
         rows = torch.arange(len(at), device=hidden.device)
@@ -210,15 +208,13 @@ class _Buffer:
         self.hidden[rows, position] = hidden
         if token is not None:
             self.tokens[rows, position] = token
-        if q is not None and self.probs is not None:
-            self.probs[rows, position] = q
+        if law is not None and self.law is not None:
+            self.law.put((rows, position), law)
 
     def proposal(self, counts: list[int], exit_layer: int, forwards: int) -> Proposal:
         """Cut to the longest row."""
         width = max(counts)
         ragged = min(counts) < width
         real = torch.tensor(counts, device=self.tokens.device) if ragged else None
-        probs = None if self.probs is None else self.probs[:, :width]
-        return Proposal(
-            self.tokens[:, :width], real, probs, self.hidden[:, : width + 1], exit_layer, forwards
-        )
+        law = None if self.law is None else self.law.first(width)
+        return Proposal(self.tokens[:, :width], real, law, self.hidden[:, : width + 1], exit_layer, forwards)

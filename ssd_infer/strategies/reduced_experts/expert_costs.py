@@ -40,8 +40,10 @@ class CostMeter:
     def read(self, session: Session, text: list[int], first: int, view: Sequence[nn.Module]) -> None:
         """Read `text` from position `first` on; `session` must be open for its length and prefilled up to `first`."""
         ids = torch.tensor([text], device=self.target.device)
+        session.pretend([first])  # a text already decoded; states of recurrence begin anew
         at, turn = first, self._texts
         while at < len(text):
+            session.cache.commit([at])
             width = min(WIDTHS[turn % len(WIDTHS)], len(text) - at)
             for ahead in range(width - 1):
                 self._drafts.append(self._timed(session, ids, at + ahead, 1, view))
@@ -80,6 +82,7 @@ class CostMeter:
             heard.append(membership(index, layer.num_experts))
 
         length = ids.shape[1] - first
+        session.pretend([first])
         _run(session, ids, first, length, reduced_view(self.target, None, listener=listen))
         for width in WIDTHS:
             if width <= length:

@@ -11,9 +11,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from ssd_infer.engine.laws import Law, Scored
 from ssd_infer.engine.session import Feedback, Proposal, Session
 from ssd_infer.engine.target import Target
-from ssd_infer.offload.layout import MoeLayer, moe_layers, unsupported_reason
+from ssd_infer.offload.layout import ROUTED, MoeLayer, moe_layers, unsupported_reason
 from ssd_infer.offload.offload import resident_of
 from ssd_infer.strategies.base import DraftParams
 from ssd_infer.strategies.reduced_experts.expert_params import ReducedExpertsParams
@@ -91,23 +92,23 @@ class ExpertDraft(Stepwise):
             found["experts"] = self.resident.counters.report(0, self.resident.store.expert_bytes)
         return found
 
-    def _pick(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _pick(self, scored: Scored) -> tuple[Tensor, Law | None]:
         """Choose a token as any stepwise draft does, keeping what calibration or the lossy figures need."""
-        token, q = super()._pick(logits)
+        token, law = super()._pick(scored)
         if self.rounds is not None:
-            self._top_probs.append(self._top(logits, q))
+            self._top_probs.append(self._top(scored, law))
         if self.params.mode == "adaptive":
-            self._logits.append(logits)
-        return token, q
+            self._logits.append(scored.logits)
+        return token, law
 
-    def _top(self, logits: Tensor, q: Tensor | None) -> Tensor:
+    def _top(self, scored: Scored, law: Law | None) -> Tensor:
         """Return how sure `(B,)` a draft is: its best token's lead 1 - p₂/p₁, or the top probability when sampling.
 
         Fewer experts change logits a little everywhere, so what they turn over are ties, however probable both sides.
         """
-        if q is not None:
-            return super()._top(logits, q)
-        best = logits.float().topk(2, dim=-1).values
+        if law is not None:
+            return super()._top(scored, law)
+        best = scored.logits.float().topk(2, dim=-1).values
         return -torch.expm1(best[:, 1] - best[:, 0])
 
     def _name(self, layer: MoeLayer, index: Tensor) -> None:
@@ -124,25 +125,26 @@ class ExpertDraft(Stepwise):
         counts = torch.zeros(rows, dtype=torch.long, device=device)
         pending = torch.zeros_like(counts)
         drafts: list[Tensor] = []
-        probs, unverified, states = [], [], []
+        laws, unverified, states = [], [], []
+        self.head.follow(session.rows)
         self._logits = []
         for offset in range(most):
             hidden = self.step(token, offset)
-            logits = session.draft_scores(session.target.logits(hidden[:, 0]), drafts)
-            token, q = self._pick(logits)
-            sure = self._top(logits, q)
+            scored = session.draft_scores(self.head.scores(hidden).last(), drafts)
+            token, law = self._pick(scored)
+            sure = self._top(scored, law)
             drafts.append(token)
             unverified.append(sure >= threshold)
             if self.resume_layer:
                 states.append(self._own)
-            if q is not None:
-                probs.append(q)
+            if law is not None:
+                laws.append(law)
             counts += alive
             pending += alive & ~unverified[-1]
             alive &= (pending < self.pace.now) & (sure >= self.confidence)
             if not bool(alive.any()):
                 break
-        return self._proposal(drafts, counts, probs, states, torch.stack(unverified, dim=1))
+        return self._proposal(drafts, counts, laws, states, torch.stack(unverified, dim=1))
 
     @classmethod
     def claims(cls, params: DraftParams) -> bool:
@@ -152,7 +154,8 @@ class ExpertDraft(Stepwise):
     @classmethod
     def applicable(cls, target: Target) -> str | None:
         """Need routed experts of a known family."""
-        return unsupported_reason(str(target.config.model_type), moe_layers(target.layers), target.layers)
+        layers = moe_layers(target.layers)
+        return unsupported_reason(str(target.config.model_type), layers, target.layers, ROUTED)
 
     @classmethod
     def max_draft(cls, params: DraftParams) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -39,6 +38,5 @@ def reduced_view(
             None if resident is None else partial(resident.at_hand, part.index),
             None if listener is None else partial(listener, part),
         )
-        layer = target.layers[part.index]
-        view[part.index] = with_block(layer, cast(Any, layer).mlp, {"gate": router})
+        view[part.index] = with_block(target.layers[part.index], part.block, {part.router: router})
     return view

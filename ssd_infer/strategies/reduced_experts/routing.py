@@ -10,9 +10,15 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from ssd_infer.offload.layout import top_k_of
+
 Renorm = Literal["model", "full_mass"]
 Routing = tuple[Tensor, Tensor, Tensor]
 """Router logits, weights `(N, k)` and expert indices `(N, k)`."""
+
+
+_CONSTANT_SUM = ("Mixtral", "Qwen3_5Moe", "GraniteMoe", "GptOss", "MiniMaxM2", "Gemma4")
+"""Beginnings of the names of routers that always rescale what they chose."""
 
 
 def all_weights(gate: nn.Module, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -24,14 +30,19 @@ def all_weights(gate: nn.Module, hidden: Tensor) -> tuple[Tensor, Tensor]:
 def ranked(gate: nn.Module, top_k: int) -> nn.Module:
     """Return a shallow copy of `gate` that picks `top_k` experts: weights are shared, hooks stay with the original."""
     view = copy.copy(gate)
-    view.__dict__ |= {"top_k": top_k, "_forward_hooks": OrderedDict(), "_forward_pre_hooks": OrderedDict()}
+    view.__dict__ |= {"_forward_hooks": OrderedDict(), "_forward_pre_hooks": OrderedDict()}
+    if hasattr(gate, "top_k"):
+        view.__dict__["top_k"] = top_k
+    else:
+        config = view.__dict__["config"] = copy.copy(cast(Any, gate).config)
+        config.top_k_experts = top_k
     return view
 
 
 def normalises(gate: nn.Module) -> bool:
     """Tell whether the router rescales the chosen weights to a constant sum."""
     flag = getattr(gate, "norm_topk_prob", None)
-    return type(gate).__name__.startswith("Mixtral") if flag is None else bool(flag)
+    return type(gate).__name__.startswith(_CONSTANT_SUM) if flag is None else bool(flag)
 
 
 def choose(
@@ -75,23 +86,23 @@ class ReducedRouter(nn.Module):
     ) -> None:
         """Take shallow copies of `gate`, one for each number of experts asked of it."""
         super().__init__()
-        self.top_k, self.num_experts, self.k_draft = int(cast(Any, gate).top_k), num_experts, k_draft
+        self.top_k, self.num_experts, self.k_draft = top_k_of(gate), num_experts, k_draft
         self.normalised = normalises(gate)
         self.renorm: Renorm = "model" if self.normalised else renorm
         self.at_hand, self.listener = at_hand, listener
         self._gates = {k: ranked(gate, k) for k in (k_draft, self.top_k, num_experts)}
         """The gate by how many experts it picks; a plain dictionary, so that its weights are counted once."""
 
-    def forward(self, hidden_states: Tensor) -> Routing:
-        """Route `(…, d)` hidden states; what the family's own top-k can say is left to it."""
+    def forward(self, hidden_states: Tensor, *more: Tensor) -> Routing:
+        """Route `(…, d)` hidden states; the family's own top-k, which may want `more`, says what it can."""
         if self.at_hand is not None:
             return self._from_memory(hidden_states, self.at_hand())
         full: Routing | None = None
         if self.listener is not None or self.renorm == "full_mass":
-            full = self._gates[self.top_k](hidden_states)
+            full = self._gates[self.top_k](hidden_states, *more)
         if self.listener is not None and full is not None:
             self.listener(full[2])
-        logits, picked, index = self._gates[self.k_draft](hidden_states)
+        logits, picked, index = self._gates[self.k_draft](hidden_states, *more)
         if self.renorm == "full_mass" and full is not None:
             picked = picked * (full[1].sum(-1, keepdim=True) / _sum(picked))
         return logits, picked, index

@@ -12,6 +12,7 @@ from torch import Tensor
 from ssd_infer.engine.acceptance import accept
 from ssd_infer.engine.clock import Clock
 from ssd_infer.engine.kernels.layers import attention_view
+from ssd_infer.engine.laws import Law
 from ssd_infer.engine.loop import Decoding
 from ssd_infer.engine.session import Row
 from ssd_infer.strategies.sparse_attention.mixed import MixedCache, MixedSet, MixedWindow, Segment
@@ -144,7 +145,7 @@ class Balanced(Decoding):
         if verified:
             self._gather(verified)
 
-    def _laws(self, verifying: list[Segment], most: int, vocabulary: int) -> Tensor | None:
+    def _laws(self, verifying: list[Segment], most: int, vocabulary: int) -> Law | None:
         """Return the distributions `(R, most, V)` the drafts were drawn from; None when greedy or without drafts."""
         if self.session.sampler.greedy or most == 0:
             return None
@@ -152,7 +153,7 @@ class Balanced(Decoding):
         for at, part in enumerate(verifying):
             for step, law in enumerate(self.laws[part.row]):
                 table[at, step] = law
-        return table
+        return Law(table)
 
     def _append(self, part: Segment, count: int, took: int, token: int) -> bool:
         """Append a verified block to its row, count and emit it; return whether the row ended."""
