@@ -20,7 +20,7 @@ HEAD = (
 )
 CAPTION = (
     "Greedy, from the first token on, all on the same prefilled rows; speedups are over the fastest plain decoding, "
-    "verify is a verify pass in plain steps. Who predicts no gain decodes plainly and shares its figures."
+    "verify is a verify pass in plain steps. Who predicts no gain, or drafts nothing, shares plain decoding's figures."
 )
 _NAMES = {"plain": "plain decoding", "transformers": "transformers' plain decoding"}
 _MOST = 3

@@ -14,7 +14,8 @@ def cell_report(cell: Sequence[Measured], slot_bytes: int, strict: bool) -> list
     """Return JSON-ready rows of one cell: rates, ratios to both plain decodings, acceptance, bytes read, verdict.
 
     `strict` (float32 and wider): any other token than plain decoding's fails; otherwise the verdict is not run. A draft
-    that decodes plainly (`plain`) shares plain decoding's figures. `verify_ratio` is a verify pass over a plain step.
+    that decodes plainly, or drafted nothing (`plain`), shares plain decoding's figures; what it took itself is
+    `own_tokens_per_second`. `verify_ratio` is a verify pass over a plain step.
     """
     peers = {row.name: row for row in cell}
     plain = peers[PLAIN]
@@ -22,8 +23,7 @@ def cell_report(cell: Sequence[Measured], slot_bytes: int, strict: bool) -> list
     their_rate = peers[THEIRS].rate if THEIRS in peers else None
     rows = []
     for row in cell:
-        timed = row if row.seconds else plain
-        report = timed.report
+        timed = plain if _plain(row) else row
         rows.append(
             _own_facts(row)
             | {
@@ -34,10 +34,11 @@ def cell_report(cell: Sequence[Measured], slot_bytes: int, strict: bool) -> list
                 "alpha": timed.alpha,
                 "tau": timed.tau,
                 "verify_ratio": _ratio(timed.pass_seconds, plain.pass_seconds),
-                "kv_bytes_per_token": report.get("kv_bytes_per_token", row.context * slot_bytes),
+                "kv_bytes_per_token": timed.report.get("kv_bytes_per_token", row.context * slot_bytes),
                 "peak_bytes": timed.peak_bytes,
-                **_judged(timed, plain, strict),
-                "drafter": report,
+                **_judged(row if row.seconds else plain, plain, strict),
+                "own_tokens_per_second": row.rate if row.seconds else None,
+                "drafter": row.report,
             }
         )
     return rows
@@ -45,9 +46,9 @@ def cell_report(cell: Sequence[Measured], slot_bytes: int, strict: bool) -> list
 
 def _own_facts(row: Measured) -> dict[str, Any]:
     """Return who it is, with which parameters, and what has to be said of it."""
-    way, drafts = row.way, row.way is not None and row.way.planner is not None
+    way = row.way
     note = "" if way is None else way.note
-    if drafts and not row.drafted:
+    if row.seconds and _plain(row):
         note = f"{IDLE} ({note})" if note else IDLE
     return {
         "name": row.name,
@@ -55,9 +56,14 @@ def _own_facts(row: Measured) -> dict[str, Any]:
         "context": row.context,
         "params": {} if way is None else dict(way.shown),
         "note": note,
-        "plain": way is not None and not drafts,
+        "plain": _plain(row),
         "claimed": way is None or way.claimed,
     }
+
+
+def _plain(row: Measured) -> bool:
+    """Tell whether it is a draft that did not draft."""
+    return row.way is not None and not row.drafted
 
 
 def _ratio(seconds: float | None, unit: float | None) -> float | None:

@@ -102,6 +102,11 @@ def test_a_cell_reports_ratios_and_verdicts(tiny_model: ModelFactory) -> None:
     same = ("tokens_per_second", "speedup", "peak_bytes", "alpha", "tau")
     assert [declined[key] for key in same] == [plain[key] for key in same]
     assert (declined["plain"], declined["note"], pillar["plain"]) == (True, "plain decoding: no gain", False)
+    assert declined["own_tokens_per_second"] is None
+    found[2].drafted = 0
+    idle = cell_report(found, 1, strict=True)[2]
+    assert (idle["speedup"], idle["plain"], idle["note"]) == (plain["speedup"], True, IDLE)
+    assert idle["own_tokens_per_second"] == pillar["tokens_per_second"]
     found[2].tokens[1][-1] += 1
     assert [row["verdict"] for row in cell_report(found, 1, strict=True)] == ["pass", "pass", "fail", "pass"]
     assert cell_report(found, 1, strict=False)[2]["verdict"] == "not_run"
