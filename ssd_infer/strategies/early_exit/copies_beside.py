@@ -4,14 +4,86 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ssd_infer.engine.session import Proposal
 from ssd_infer.engine.tree import ABSENT, Tree, TreeDraft
+from ssd_infer.engine.tree_shape import Shape
+from ssd_infer.strategies.grown_trees import GrownTree
 from ssd_infer.strategies.ngram.copy_tree import CopyTree
-from ssd_infer.strategies.ngram.copy_trees import padded
+from ssd_infer.strategies.ngram.copy_trees import CopyTrees, padded
+from ssd_infer.tuning.tree_shapes import shape_of
+
+if TYPE_CHECKING:
+    from ssd_infer.strategies.early_exit.early_exit import EarlyExit
+    from ssd_infer.strategies.early_exit.early_exit_ngram import EarlyExitNgramParams
+
+
+class CopiesBeside:
+    """Draft an exit's tree with copies as branches of it, of as many nodes together as the exit's own would have."""
+
+    def __init__(self, exit_draft: EarlyExit, copying: EarlyExitNgramParams) -> None:
+        """Leave the copies half of the nodes at most, and `copying.copy`."""
+        shape = exit_draft.shape
+        assert shape is not None
+        self._exit, self._copy, nodes = exit_draft, copying.copy, shape.tree.nodes
+        session = exit_draft.session
+        self._trees = CopyTrees(session, copying.min_ngram, copying.max_ngram, nodes)
+        self._room = min(copying.copy, nodes // 2)
+        rest = shape_of(session.target, nodes - self._room, copying.shares, exit_draft.gamma)
+        self._rest = rest or Shape([0], session.target.device)
+        self._grown: list[CopyTree] = []
+        self._joined: list[Joined] | None = None
+
+    @property
+    def found(self) -> bool:
+        """Whether any row has a copy."""
+        return any(copy.tokens for copy in self._grown)
+
+    def look(self, limit: int) -> list[int]:
+        """Grow this round's copies; return the length of each row's match, 0 where there is none."""
+        self._joined = None
+        self._grown = self._trees.grow(self._room, min(self._copy, limit))
+        return [copy.kinds[0][0] if copy.kinds else 0 for copy in self._grown]
+
+    def copies_alone(self, limit: int) -> Proposal:
+        """Let the target verify nothing but copies."""
+        return self._trees.propose(min(self._copy, limit))
+
+    def propose(self, limit: int) -> Proposal:
+        """Let the exit draft a smaller tree, add the copies, and run the first E layers on what was added."""
+        draft, session, target = self._exit, self._exit.session, self._exit.session.target
+        draft.head.follow(session.rows)
+        proposal = GrownTree(draft, self._rest.until(min(draft.gamma, limit))).propose()
+        assert proposal.tree is not None
+        parents = proposal.tree.parents()
+        drafted = [
+            (line, parents[row if len(parents) > 1 else 0])
+            for row, line in enumerate(proposal.tokens.tolist())
+        ]
+        self._joined = [join(*one, copy) for one, copy in zip(drafted, self._grown, strict=True)]
+        first, joined = proposal.width + 1, add(proposal, self._joined)
+        if joined is proposal or joined.tree is None or proposal.hidden is None:
+            return proposal
+        window = session.tree_window(joined.tree.tree, first, joined.width + 1 - first)
+        hidden = target.embed_at(joined.tokens[:, first - 1 :], window, session.cache)
+        hidden = target.run(hidden, window, session.cache, 0, draft.exit_layer)
+        return replace(joined, hidden=torch.cat([proposal.hidden, hidden], dim=1))
+
+    def learn(self, paths: Sequence[Sequence[int]]) -> None:
+        """Learn from the accepted nodes of each row which copies were right, where there were any."""
+        if not self.found:
+            return
+        if self._joined is not None:
+            paths = [one.path(path) for one, path in zip(self._joined, paths, strict=True)]
+        self._trees.learn(paths)
+
+    def keep_rows(self, kept: list[int]) -> None:
+        """Forget rows that ended."""
+        self._trees.keep_rows(kept)
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ With `tree` above 1 the exit is not asked about copies at all: they become branc
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import cast
 
 import torch
@@ -21,19 +21,14 @@ from ssd_infer.engine.laws import Law, Scored
 from ssd_infer.engine.sampling import Sampler
 from ssd_infer.engine.session import Feedback, Proposal, Session
 from ssd_infer.engine.target import Target
-from ssd_infer.engine.tree_shape import Shape
 from ssd_infer.errors import Problem
 from ssd_infer.strategies.base import DraftParams, at_least
 from ssd_infer.strategies.early_exit import EARLY_EXIT_NGRAM
-from ssd_infer.strategies.early_exit.copies_beside import Joined, add, join
+from ssd_infer.strategies.early_exit.copies_beside import CopiesBeside
 from ssd_infer.strategies.early_exit.early_exit import EarlyExit
 from ssd_infer.strategies.early_exit.exit_params import EarlyExitParams
-from ssd_infer.strategies.grown_trees import GrownTree
-from ssd_infer.strategies.ngram.copy_tree import CopyTree
-from ssd_infer.strategies.ngram.copy_trees import CopyTrees
 from ssd_infer.strategies.ngram.ngram import NgramIndex, pack
 from ssd_infer.tuning.tree_costs import most_nodes
-from ssd_infer.tuning.tree_shapes import shape_of
 
 
 @dataclass(slots=True)
@@ -96,20 +91,12 @@ class EarlyExitNgram(EarlyExit):
         self._raw = Reliability(prior=float(self.copying.copy))
         self._checked = Reliability(prior=float(self.gamma) / 2)
         self._is_raw = False
-        self._trees: CopyTrees | None = None
-        if self.shape is not None:
-            nodes, (least, most) = self.shape.tree.nodes, (self.copying.min_ngram, self.copying.max_ngram)
-            self._trees = CopyTrees(session, least, most, nodes)
-            self._beside = min(self.copying.copy, nodes // 2)
-            self._rest = shape_of(
-                session.target, nodes - self._beside, self.copying.shares, self.gamma
-            ) or Shape([0], session.target.device)
-        self._joined: list[Joined] = []
+        self._beside = None if self.shape is None else CopiesBeside(self, self.copying)
 
     def propose(self, limit: int) -> Proposal:
         """Draft from a copy where a row has one; without any copy this is plain early-exit drafting."""
-        if self._trees is not None:
-            return self._tree(self._trees, limit)
+        if self._beside is not None:
+            return self._tree(self._beside, limit)
         found = [
             index.lookup(row.tokens, min(self.copying.copy, limit))
             for index, row in zip(self.indices, self.session.rows, strict=True)
@@ -126,54 +113,26 @@ class EarlyExitNgram(EarlyExit):
         """Learn what this way of drafting won, and which copies were right."""
         won = sum(feedback.accepted) / len(feedback.accepted)
         (self._raw if self._is_raw else self._checked).learn(won)
-        if self._trees is not None and (self._is_raw or self._joined):
-            paths = feedback.path or []
-            if not self._is_raw:
-                paths = [one.path(path) for one, path in zip(self._joined, paths, strict=True)]
-            self._trees.learn(paths)
+        if self._beside is not None:
+            self._beside.learn(feedback.path or [])
 
     def keep_rows(self, kept: list[int]) -> None:
         """Forget the indices of ended rows."""
         self.indices = [self.indices[position] for position in kept]
-        if self._trees is not None:
-            self._trees.keep_rows(kept)
+        if self._beside is not None:
+            self._beside.keep_rows(kept)
 
     def _trusts(self, sizes: list[int]) -> bool:
         """Tell whether raw copies are expected to win more tokens than checked ones."""
         trust = self.copying.trust
         return trust > 0 and min(sizes) >= trust and self._raw.mean > self._checked.mean
 
-    def _tree(self, trees: CopyTrees, limit: int) -> Proposal:
-        """Draft a tree with copies as branches; without any copy the tree is the exit's alone."""
-        depth = min(self.copying.copy, limit)
-        grown = trees.grow(self._beside, depth)
-        self._is_raw = self._trusts([copy.kinds[0][0] if copy.kinds else 0 for copy in grown])
-        self._joined = []
+    def _tree(self, beside: CopiesBeside, limit: int) -> Proposal:
+        """Draft a tree with copies as branches, or of copies alone; without any copy the tree is the exit's."""
+        self._is_raw = self._trusts(beside.look(limit))
         if self._is_raw:
-            return trees.propose(depth)
-        if not any(copy.tokens for copy in grown):
-            return super().propose(limit)
-        self.head.follow(self.session.rows)
-        proposal = GrownTree(self, self._rest.until(min(self.gamma, limit))).propose()
-        return self._with_copies(proposal, grown)
-
-    def _with_copies(self, proposal: Proposal, grown: list[CopyTree]) -> Proposal:
-        """Add `grown` to a drafted tree, and run the first E layers on what was added."""
-        session, target, draft = self.session, self.session.target, proposal.tree
-        assert draft is not None
-        parents = draft.parents()
-        drafted = [
-            (line, parents[row if len(parents) > 1 else 0])
-            for row, line in enumerate(proposal.tokens.tolist())
-        ]
-        self._joined = [join(*one, copy) for one, copy in zip(drafted, grown, strict=True)]
-        first, joined = proposal.width + 1, add(proposal, self._joined)
-        if joined is proposal or joined.tree is None or proposal.hidden is None:
-            return proposal
-        window = session.tree_window(joined.tree.tree, first, joined.width + 1 - first)
-        hidden = target.embed_at(joined.tokens[:, first - 1 :], window, session.cache)
-        hidden = target.run(hidden, window, session.cache, 0, self.exit_layer)
-        return replace(joined, hidden=torch.cat([proposal.hidden, hidden], dim=1))
+            return beside.copies_alone(limit)
+        return beside.propose(limit) if beside.found else super().propose(limit)
 
     def _checked_copy(self, copies: list[list[int]], limit: int) -> Proposal:
         """Verify copies with the exit, then draft on until γ tokens are there."""
