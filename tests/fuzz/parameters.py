@@ -40,6 +40,7 @@ RANGES: dict[str, Range] = {
     "gamma": lambda _: st.one_of(st.integers(1, 5), st.integers(1, 12)),
     "exit_layer": lambda scope: st.integers(1, scope.layers - 1),
     "exits": lambda scope: st.none() | st.lists(st.integers(1, scope.layers - 1), min_size=1, unique=True),
+    "head_size": _whole(1, 5),
     "k_draft": lambda scope: st.integers(1, scope.top_k),
     "confidence": _some(0.0, 0.0, 0.3, 0.6, 0.9),
     "copy": _whole(1, 10),

@@ -15,11 +15,12 @@ from ssd_infer.engine.session import Session
 from ssd_infer.engine.target import Target
 from ssd_infer.strategies.base import DraftParams, Resolved
 from ssd_infer.strategies.early_exit import EARLY_EXIT
-from ssd_infer.strategies.early_exit.exit_calibration import resolve_early_exit
+from ssd_infer.strategies.early_exit.exit_choice import resolve_early_exit
 from ssd_infer.strategies.early_exit.exit_params import EarlyExitParams
 from ssd_infer.strategies.early_exit.forced import study_forced
 from ssd_infer.strategies.early_exit.grid import study_grid
 from ssd_infer.strategies.early_exit.study_report import forced_tables, grid_plots
+from ssd_infer.strategies.head_report import head_tables
 from ssd_infer.strategies.stepwise import Stepwise
 from ssd_infer.strategies.study import Study
 
@@ -69,13 +70,19 @@ class EarlyExit(Stepwise):
 
     @classmethod
     def tables(cls, row: Mapping[str, Any]) -> list[Table]:
-        """Show what many prompts predict."""
-        return forced_tables(row)
+        """Show its head, and what many prompts predict."""
+        return [*head_tables(row), *forced_tables(row)]
 
     @classmethod
     def plots(cls, row: Mapping[str, Any]) -> list[Plot]:
         """Draw the grid."""
         return grid_plots(row)
+
+    @classmethod
+    def head_depth(cls, target: Target, params: DraftParams) -> int:
+        """Return E."""
+        del target
+        return int(cast(EarlyExitParams, params).exit_layer)
 
     @classmethod
     def max_draft(cls, params: DraftParams) -> int:

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from ssd_infer.engine.sublayers import SkipSet
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import Problem
-from ssd_infer.strategies.base import Auto, DraftParams, at_least
+from ssd_infer.strategies.base import Auto, at_least
+from ssd_infer.strategies.head_params import HeadParams
 
 
 @dataclass(slots=True)
-class SkipSetParams(DraftParams):
+class SkipSetParams(HeadParams):
     """Which sublayers to skip, how many tokens to draft, and the threshold that ends a draft early."""
 
     skip_attention: list[int] | Auto = "auto"
@@ -44,7 +45,7 @@ class SkipSetParams(DraftParams):
 
     def problems(self, target: Target | None) -> list[Problem]:
         """Check layer numbers, gamma >= 1 and that shares lie in [0, 1]."""
-        found = at_least("gamma", self.gamma, 1)
+        found = HeadParams.problems(self, target) + at_least("gamma", self.gamma, 1)
         for name in ("skip_attention", "skip_mlp"):
             found += _bad_layers(name, getattr(self, name), None if target is None else target.num_layers)
         if (self.skip_attention == "auto") != (self.skip_mlp == "auto"):

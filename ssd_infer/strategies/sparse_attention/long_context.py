@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
@@ -79,7 +79,7 @@ def measure_cell(
         calls[THEIRS] = lambda into: _theirs(filled, theirs, into)
     for name, raw in drafts.items():
         resolved = strategy.prepare(filled.target, raw, filled.prompts, do_sample=False)
-        params = {} if resolved.params is None else asdict(resolved.params)
+        params = {} if resolved.params is None else resolved.params.described()
         found[name] = Measured(name, batch, context, params, resolved.note)
         plan = None if resolved.params is None else partial(strategy.plan, params=resolved.params)
         calls[name] = _draft_call(filled, new_tokens, plan)
