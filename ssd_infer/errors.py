@@ -48,6 +48,10 @@ class NoTokenError(SSDError, ValueError):
     """There is no token to draw: scores that are no numbers, or rules that leave none."""
 
 
+class DraftError(SSDError, ValueError):
+    """A draft proposed what cannot be verified: tensors of another shape or type than it promises."""
+
+
 class UnsupportedModelError(SSDError):
     """The architecture cannot be decoded by this engine; the message says which property is missing."""
 

@@ -12,7 +12,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, cast
 
-from ssd_infer.entries import check_same_name, imported, loaded
+from ssd_infer.entries import check_same_name, imported, loaded, named_once
 from ssd_infer.errors import ConfigError, Problem
 
 FAMILY_POINTS = "ssd_infer.families"
@@ -145,7 +145,7 @@ def _imported(entry: FamilyEntry) -> Family:
 @cache
 def _family_points() -> tuple[EntryPoint, ...]:
     own = {entry.name for entry in FAMILIES_OF_OURS}
-    return tuple(point for point in _named_points() if point.name not in own)
+    return tuple(named_once((point for point in _named_points() if point.name not in own), "family").values())
 
 
 def _named_points() -> Iterator[EntryPoint]:

@@ -17,6 +17,7 @@ from ssd_infer.engine.acceptance import accept
 from ssd_infer.engine.clock import Clock
 from ssd_infer.engine.drafter import Drafter, DraftParams
 from ssd_infer.engine.kernels.plain import grouped_layers
+from ssd_infer.engine.proposals import check_counts, check_proposal
 from ssd_infer.engine.rules import Rules
 from ssd_infer.engine.sampling import Sampler
 from ssd_infer.engine.session import Feedback, Proposal, Session, open_session
@@ -90,12 +91,16 @@ class Decoding:
         limit = max(row.remaining for row in session.rows) - 1
         session.begin_round()
         with clock.phase("draft"):
-            drafter = self.drafter
-            proposal = drafter.propose(limit) if drafter is not None and limit > 0 else session.empty()
+            drafter, proposal = self.drafter, session.empty()
+            if drafter is not None and limit > 0:
+                proposal = drafter.propose(limit)
+                check_proposal(proposal, drafter, len(session.rows), session.target.vocab_size)
             proposal = self._within_budgets(proposal)
         with clock.phase("verify"):
             logits, states = self._verify(proposal)
             verdict = judge(logits, proposal, session.sampler)
+            if proposal.counts is not None and proposal.tree is None:
+                check_counts(verdict.drafted, drafter, proposal.width)
             verdict.move_accepted(session.cache, session.lengths)
         if self.drafter is not None and proposal.width:
             with clock.phase("draft"):

@@ -13,7 +13,7 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, cast
 
-from ssd_infer.entries import check_same_name, imported, loaded
+from ssd_infer.entries import check_same_name, imported, loaded, named_once
 from ssd_infer.errors import ConfigError, Problem
 from ssd_infer.strategies.info import Entry, StrategyInfo, row_name
 
@@ -161,7 +161,7 @@ def _own() -> dict[str, Entry]:
 @cache
 def _installed() -> dict[str, EntryPoint]:
     """Return the entry points of packages installed beside this one, by name; names of our own are theirs no more."""
-    return {point.name: point for point in _points() if point.name not in _own()}
+    return named_once((point for point in _points() if point.name not in _own()), "draft")
 
 
 def _points() -> Iterator[EntryPoint]:

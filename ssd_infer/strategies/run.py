@@ -10,6 +10,7 @@ from torch import nn
 from ssd_infer.engine.loop import decode
 from ssd_infer.engine.model_view import evaluating
 from ssd_infer.engine.request import Request, check_vocabulary
+from ssd_infer.engine.room import check_room
 from ssd_infer.engine.rules import Rules, Warpers
 from ssd_infer.engine.sampling import Sampler
 from ssd_infer.engine.stats import Stats
@@ -51,12 +52,15 @@ def run(
 ) -> Finished:
     """Resolve the draft's parameters and decode, the model in evaluation mode; it is left as it was.
 
-    Raises ConfigError for ids outside the vocabulary and parameters that do not fit the model, UnsupportedModelError
+    Raises ConfigError for ids outside the vocabulary, parameters that do not fit the model and texts that no memory
+    holds, DraftError for proposals of a wrong form, UnsupportedModelError
     for architectures that cannot be split by layers, NoTokenError where scores or rules leave no token to draw.
     """
     target = Target.of(model)
     check_vocabulary(request.prompts, target.vocab_size)
-    target.check_fit([len(prompt) for prompt in request.prompts], request.max_new_tokens)
+    lengths = [len(prompt) for prompt in request.prompts]
+    target.check_fit(lengths, request.max_new_tokens)
+    check_room(target, len(lengths), max(lengths), request.max_new_tokens)
     with evaluating(model):
         resolved = Resolved(None)
         if strategy is not None:

@@ -10,7 +10,9 @@ from functools import partial
 import numpy as np
 import torch
 
+from ssd_infer.engine.acceptance import accept
 from ssd_infer.engine.clock import synchronise
+from ssd_infer.engine.laws import Law
 from ssd_infer.engine.sampling import Sampler, SamplingParams
 from ssd_infer.engine.session import Session, open_session
 from ssd_infer.engine.target import Target
@@ -163,17 +165,18 @@ def non_decreasing(values: Sequence[float]) -> list[float]:
 
 
 def _one_pass(session: Session, depth: int, width: int) -> None:
-    """Embed `width` tokens, run `depth` layers, and choose a token at every position."""
+    """Embed `width` tokens, run `depth` layers, and decide which of the tokens after the first are accepted.
+
+    Their law is the same everywhere: deciding takes as long by any.
+    """
     target = session.target
+    session.begin_round()
     ids = torch.zeros((len(session.lengths), width), dtype=torch.long, device=target.device)
     window = session.window(width)
     hidden = target.embed_at(ids, window, session.cache)
-    hidden = target.run(hidden, window, session.cache, 0, depth)
-    logits = target.logits(hidden)
-    if session.sampler.greedy:
-        logits.argmax(dim=-1)
-    else:
-        session.sampler.draw(session.sampler.probs(logits))
+    logits = target.logits(target.run(hidden, window, session.cache, 0, depth))
+    law = logits.new_full((1, 1, 1), 1 / logits.shape[-1], dtype=torch.float32)
+    accept(logits, ids[:, 1:], None, Law(law.expand_as(logits[:, 1:])), session.sampler)
 
 
 def timed(call: Callable[[], None], device: torch.device) -> float:

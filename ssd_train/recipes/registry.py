@@ -9,7 +9,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, cast
 
 from ssd_infer.config.checks import Checks, suggest
-from ssd_infer.entries import imported, loaded
+from ssd_infer.entries import imported, loaded, named_once
 from ssd_infer.errors import ConfigError, Problem
 from ssd_train.config.schema import RecipeConfig, Root
 from ssd_train.recipes.info import RecipeInfo
@@ -28,10 +28,10 @@ def infos() -> dict[str, RecipeInfo]:
     """Return what is known of every recipe, by name; raises ConfigError for an installed one that is none."""
     own = [cast("RecipeInfo", import_module(f"{__package__}.{room}").INFO) for room in ROOMS]
     found = {info.name: info for info in own}
-    for point in entry_points(group=ENTRY_POINTS):
-        if point.name not in found:
-            found[point.name] = _loaded(point)
-    return found
+    others = named_once(
+        (point for point in entry_points(group=ENTRY_POINTS) if point.name not in found), "recipe"
+    )
+    return found | {name: _loaded(point) for name, point in others.items()}
 
 
 def model_kind(name: str) -> str | None:

@@ -11,6 +11,7 @@ from omegaconf import MISSING, OmegaConf
 
 from ssd_infer.checkpoint.options import LoadOptions
 from ssd_infer.config.evaluation import EvalOptions, EvalSettings
+from ssd_infer.config.loading import options_of
 from ssd_train.config.schema import EvalConfig, Root
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -53,6 +54,11 @@ def test_a_run_can_set_every_option_of_an_evaluation() -> None:
     own = {item.name for item in dataclasses.fields(EvalSettings)} - options
     loading = {item.name for item in dataclasses.fields(LoadOptions)}
     assert own == {"checkpoint", "watch", "watch_poll_seconds", "watch_idle_minutes", "out", *ROOT, *loading}
+
+
+def test_options_of_loading_have_one_default_wherever_they_are_given() -> None:
+    """An empty text or mapping of a configuration is the None of a call."""
+    assert options_of(EvalSettings()) == LoadOptions()
 
 
 ROOT = ("dtype", "device", "threads", "seed")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ import torch
 from ssd_infer.engine.clock import synchronise
 from ssd_infer.families.diffusion.memory import Memory
 from ssd_infer.families.diffusion.state import Canvas, State
+from ssd_infer.tuning.costs import Curve
 from ssd_infer.tuning.rounds import expected_tokens
 
 REPEATS = 7
@@ -30,14 +30,8 @@ class CallCosts:
     batch: int = 1
 
     def v(self, count: float) -> float:
-        """Interpolate the ratio of an r-state call to a single-state call; beyond the last r the last line goes on."""
-        if count <= self.states[0] or len(self.states) == 1:
-            return 1.0
-        high = min(bisect_left(self.states, count), len(self.states) - 1)
-        left, right = self.states[high - 1], self.states[high]
-        share = (count - left) / (right - left)
-        seconds = self.seconds[high - 1] + share * (self.seconds[high] - self.seconds[high - 1])
-        return max(seconds / self.seconds[0], 1e-9)
+        """Return the ratio of an r-state call to a single-state call, between and beyond the measured numbers too."""
+        return Curve(self.states, self.seconds, steep=True)(count) / self.seconds[0]
 
     def curve(self) -> list[dict[str, float]]:
         """Return the measured points for a report."""
