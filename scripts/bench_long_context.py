@@ -23,21 +23,28 @@ import ssd_infer
 from ssd_infer.cli.console import print_error
 from ssd_infer.config.evaluation import DTYPES, TASKS
 from ssd_infer.corpus import build_tasks
+from ssd_infer.engine.prefilled import FilledRow, Prefilled, prefill_once
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import ConfigError, SSDError
+from ssd_infer.evaluation.strategies import as_dict
 from ssd_infer.jsonio import from_json, to_json
 from ssd_infer.report.format import bytes_text, number, times
-from ssd_infer.strategies.sparse_attention.long_context import cell_report, measure_cell
-from ssd_infer.strategies.sparse_attention.prefilled import Prefilled, prefill_once, room_for
-from ssd_infer.strategies.sparse_attention.sparse_attention import SparseAttention
+from ssd_infer.strategies import registry as drafts
+from ssd_infer.tuning.cell import Way, measure_cell, room_for
+from ssd_infer.tuning.cell_report import cell_report
+from ssd_infer.tuning.memo import apart
 
+DRAFT = "sparse_attention"
 console = Console(width=170)
 
 
-def draft_params(spec: str) -> dict[str, Any]:
-    """Read `selector=pillar,ratio=0.05,gamma=8`; an empty text leaves everything automatic."""
-    pairs = (part.partition("=") for part in spec.split(",") if part)
-    return {key: _value(text) for key, _, text in pairs}
+def read_draft(spec: str) -> tuple[str, dict[str, Any]]:
+    """Read `early_exit`, `ngram:gamma=5`, or settings of sparse attention; what is left out is automatic."""
+    name, colon, settings = spec.partition(":")
+    if not colon:
+        name, settings = (DRAFT, spec) if "=" in spec or not spec else (spec, "")
+    pairs = (part.partition("=") for part in settings.split(",") if part)
+    return name, {key: _value(text) for key, _, text in pairs}
 
 
 def _value(text: str) -> Any:
@@ -52,7 +59,8 @@ def _value(text: str) -> Any:
 def _spec(text: str) -> str:
     """Check settings of a draft, which needs no model, before one loads."""
     try:
-        SparseAttention.parse(draft_params(text), None)
+        name, params = read_draft(text)
+        drafts.get(name).parse(params, None)
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     return text
@@ -74,7 +82,19 @@ def _task(text: str) -> str:
 def show(rows: Sequence[dict[str, Any]]) -> None:
     """Print one table row a contender."""
     table = Table(
-        *("batch", "context", "contender", "tok/s", "× plain", "× HF", "speedup", "α", "τ", "KV read/token"),
+        *(
+            "batch",
+            "context",
+            "contender",
+            "tok/s",
+            "× plain",
+            "× HF",
+            "speedup",
+            "α",
+            "τ",
+            "v",
+            "KV read/token",
+        ),
         *("peak", "same", "note"),
     )
     for row in rows:
@@ -88,6 +108,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
             times(row["speedup"]),
             number(row["alpha"]),
             number(row["tau"]),
+            number(row["verify_ratio"]),
             bytes_text(round(row["kv_bytes_per_token"])),
             bytes_text(row["peak_bytes"]),
             f"{row['equal']}/{row['batch']}",
@@ -117,7 +138,7 @@ def parse() -> argparse.Namespace:
         type=_spec,
         nargs="*",
         default=[""],
-        help="settings like selector=pillar,ratio=0.05,gamma=8",
+        help="drafts like early_exit or ngram:gamma=5; settings alone, like ratio=0.05,gamma=8, are sparse_attention's",
     )
     parser.add_argument("--new-tokens", type=_count, default=48)
     parser.add_argument("--repeats", type=_count, default=3)
@@ -154,26 +175,37 @@ def fill(arguments: argparse.Namespace) -> None:
         torch.set_num_threads(arguments.threads)
     loaded = ssd_infer.load(arguments.checkpoint, dtype=arguments.dtype, device=arguments.device)
     target = Target.of(loaded.model)
-    specs = {spec or "auto": draft_params(spec) for spec in arguments.draft}
     for context in arguments.contexts:
         count = min(arguments.distinct, max(arguments.batches))
         prompts = build_tasks([arguments.task], loaded.tokenizer, count, context, seed=0)[0].prompts
         filled_rows = [prefill_once(target, prompt, arguments.keep) for prompt in prompts]
-        for batch in arguments.batches:
-            room = room_for(specs.values())
-            filled = Prefilled(target, filled_rows, batch, arguments.new_tokens, room)
-            cell = measure_cell(
-                SparseAttention,
-                filled,
-                specs,
-                arguments.new_tokens,
-                arguments.repeats,
-                arguments.their_tokens,
-            )
-            rows = cell_report(cell, filled.slot_bytes, torch.finfo(target.dtype).bits >= 32)
-            show(rows)
-            if arguments.out is not None:
-                keep(rows, arguments.out)
+        with apart():
+            for batch in arguments.batches:
+                rows = measure(arguments, target, filled_rows, batch)
+                show(rows)
+                if arguments.out is not None:
+                    keep(rows, arguments.out)
+
+
+def measure(
+    arguments: argparse.Namespace, target: Target, rows: Sequence[FilledRow], batch: int
+) -> list[dict[str, Any]]:
+    """Measure one cell; automatic settings are those of its batch and context."""
+    prompts = [rows[place % len(rows)].prompt for place in range(batch)]
+    ways = [_way(spec, target, prompts) for spec in arguments.draft]
+    filled = Prefilled(target, rows, batch, arguments.new_tokens, room_for(ways))
+    cell = measure_cell(filled, ways, arguments.new_tokens, arguments.repeats, arguments.their_tokens)
+    return cell_report(cell, filled.slot_bytes, torch.finfo(target.dtype).bits >= 32)
+
+
+def _way(spec: str, target: Target, prompts: list[list[int]]) -> Way:
+    name, params = read_draft(spec)
+    strategy = drafts.get(name)
+    resolved = strategy.prepare(target, params, prompts, do_sample=False)
+    if resolved.params is None:
+        return Way(spec or "auto", note=resolved.note)
+    shown = as_dict(resolved.params)
+    return Way(spec or "auto", strategy, resolved.params, shown, resolved.note)
 
 
 if __name__ == "__main__":

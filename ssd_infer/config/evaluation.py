@@ -63,7 +63,7 @@ class EvalOptions:
     batch_size: int = 1
     """Rows decoded together in the timed runs."""
     contexts: list[int] = field(default_factory=list)
-    """Prompt lengths of the long-context sweep (sparse attention beside plain decoding); empty: no sweep."""
+    """Prompt lengths of the sweep: every draft asked for beside plain decoding, greedily; empty: no sweep."""
     batches: list[int] = field(default_factory=lambda: [1])
     """Batch sizes of that sweep."""
     temperatures: list[float] = field(default_factory=lambda: [0.0, 1.0])

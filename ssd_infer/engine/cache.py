@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -144,6 +145,33 @@ class RowCache:
         """Use the very slots of `other`, which has the same rows and capacity."""
         self._keys, self._values = list(other._keys), list(other._values)
         self._beside = dict(other._beside)
+
+    def taken(self, length: int) -> dict[str, Any]:
+        """Return what the first row keeps of its first `length` tokens, as data that `lay` takes and torch saves.
+
+        `keys` and `values` hold a tensor `(H, length, D)` a layer, None where a layer stores none; `beside` what
+        families keep of each token `(length, …)`.
+        """
+        keys, values = (
+            [None if layer is None else layer[0, :, :length].contiguous() for layer in layers]
+            for layers in (self._keys, self._values)
+        )
+        beside = {name: held[0, :length].contiguous() for name, held in self._beside.items()}
+        return {"length": length, "keys": keys, "values": values, "beside": beside}
+
+    def lay(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Begin with what other caches of the same layers have `taken` of one row each, in this order."""
+        for layer, (keys, values) in enumerate(zip(rows[0]["keys"], rows[0]["values"], strict=True)):
+            if keys is None:
+                continue
+            stored = self.allocate(layer, keys.unsqueeze(0), values.unsqueeze(0))
+            for place, row in enumerate(rows):
+                for held, own in zip(stored, (row["keys"][layer], row["values"][layer]), strict=True):
+                    held[place, :, : row["length"]] = own
+        for name, own in rows[0]["beside"].items():
+            held = self._beside[name] = own.new_zeros((self.batch, self.capacity, *own.shape[1:]))
+            for place, row in enumerate(rows):
+                held[place, : row["length"]] = row["beside"][name]
 
     def allocate(self, layer_idx: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Reserve slots for one layer of keys and values like `keys` and `values` `(·, H, ·, D)`; return them.

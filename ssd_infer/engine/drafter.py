@@ -41,6 +41,12 @@ class Drafter(ABC):
     def propose(self, limit: int) -> Proposal:
         """Draft at most `limit` ≥ 1 tokens for every active row."""
 
+    def prefilled(self) -> None:
+        """Make up for a prefill that ran without this drafter; called before `begin`, once the layers are set.
+
+        What drafts learn from tokens and committed slots needs nothing of it. No committed slot may be changed.
+        """
+
     def begin(self) -> None:
         """Prepare after prefill, when every row has its first token."""
 

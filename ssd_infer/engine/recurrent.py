@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -58,6 +58,25 @@ class RecurrentCache(RowCache):
         self._begins = [self._begins[row] for row in rows.tolist()]
         for states in self._states.values():
             states.keep_rows(rows)
+
+    def share(self, other: RowCache) -> None:
+        """Use the very slots of `other`, and go on from states equal to its own, which stay as they are."""
+        super().share(other)
+        if isinstance(other, RecurrentCache):
+            self._begins = list(other._begins)
+            self._states = {layer: states.branch() for layer, states in other._states.items()}
+
+    def taken(self, length: int) -> dict[str, Any]:
+        """Return what the first row keeps of its first `length` tokens, which are all it has seen."""
+        states = {layer: own.alone(length) for layer, own in self._states.items()}
+        return super().taken(length) | {"states": states}
+
+    def lay(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Begin with what other caches have `taken` of one row each, in this order."""
+        super().lay(rows)
+        self._begins = [row["length"] for row in rows]
+        for layer in rows[0]["states"]:
+            self.states(layer).stand([row["states"][layer] for row in rows], self._begins)
 
     def nbytes(self) -> int:
         """Return the bytes held by all layers, their states and inputs included."""

@@ -9,7 +9,7 @@ the mixer alone. Nothing is run again where a pass begins where the last one end
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -129,6 +129,25 @@ class LayerStates:
         self.inputs = None if self.inputs is None else self.inputs[rows]
         if self.marked is not None:
             self.marked = [self.marked[row] for row in order]
+
+    def branch(self) -> LayerStates:
+        """Return states equal to these that go on by themselves; tensors are shared, since none is written to."""
+        made = replace(self, committed=dict(self.committed), now=dict(self.now))
+        made.lengths, made.seen = list(self.lengths), list(self.seen)
+        made.marked = None if self.marked is None else list(self.marked)
+        return made
+
+    def alone(self, length: int) -> States:
+        """Return the states `(1, …)` of the first row after `length` tokens, which must be all it has seen."""
+        if self.seen[0] != length:
+            raise RuntimeError(f"a recurrent layer has seen {self.seen[0]} tokens, not {length}")
+        return {key: state[:1].clone() for key, state in self.now.items()}
+
+    def stand(self, rows: Sequence[States], lengths: Sequence[int]) -> None:
+        """Stand after `lengths[b]` tokens of each row b, all committed, in its states `(1, …)`."""
+        self.begin(list(lengths))
+        self.now = {key: torch.cat([row[key] for row in rows]) for key in rows[0]}
+        self.committed = dict(self.now)
 
     def nbytes(self) -> int:
         """Return the bytes held."""

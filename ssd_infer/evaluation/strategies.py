@@ -111,9 +111,9 @@ def select_candidates(
             strategy = drafts.get(info.name)
             given = raw if row_name(wanted) == name else {}
             turn = deadline.part(max(0.5, 1 / (len(known) - place)))
-            bounded = _bounded(strategy, given, min(search_seconds, 0.5 * turn.left))
+            limited = bounded(strategy, given, min(search_seconds, 0.5 * turn.left))
             shown = _batch(calibration, batch_size) if strategy.by_batch else calibration
-            entry = Entry(row, info.name, bounded, by_hand=bool(given), alone=row_name(wanted) == info.row)
+            entry = Entry(row, info.name, limited, by_hand=bool(given), alone=row_name(wanted) == info.row)
             _prepare(found, model, target, entry, sampling, shown, turn)
     found.absent = said_here(found.absent, sampling)
     return found
@@ -152,7 +152,7 @@ def _batch(prompts: Sequence[list[int]], size: int) -> Sequence[list[int]]:
     return [longest[turn % len(longest)] for turn in range(size)] or prompts
 
 
-def _bounded(strategy: type[Strategy], raw: dict[str, Any], search_seconds: float) -> dict[str, Any]:
+def bounded(strategy: type[Strategy], raw: dict[str, Any], search_seconds: float) -> dict[str, Any]:
     """Return `raw` with this run's bound in place of an open `search_seconds`."""
     open_ended = "search_seconds" in strategy.Params.__dataclass_fields__
     if open_ended and raw.get("search_seconds", "auto") == "auto":
@@ -190,7 +190,7 @@ def _prepare(
         resolved = strategy.resolve(
             target, strategy.parse(entry.raw, target), list(calibration), not sampling.greedy
         )
-        found.contenders.append(_contender(model, target, entry, sampling, _untimed(resolved, entry)))
+        found.contenders.append(_contender(model, target, entry, sampling, untimed(resolved, entry.by_hand)))
         if resolved.search:
             found.searches[row] = resolved.search
         if resolved.predicted_speedup is not None:
@@ -202,10 +202,10 @@ def _unresolved(entry: Entry, seconds: float) -> str:
     return f"{UNRESOLVED} ({seconds:.1f} s); raise max_minutes, or {remedy}"
 
 
-def _untimed(resolved: Resolved, entry: Entry) -> Resolved:
+def untimed(resolved: Resolved, by_hand: bool) -> Resolved:
     """Return plain decoding in place of automatic parameters that are predicted to lose; those by hand are tried."""
     predicted = resolved.predicted_speedup
-    if resolved.params is None or entry.by_hand or predicted is None or predicted >= 1.0:
+    if resolved.params is None or by_hand or predicted is None or predicted >= 1.0:
         return resolved
     note = f"plain decoding: not timed, the predicted speedup is {predicted:.2f}"
     note = f"{note} ({resolved.note})" if resolved.note else note

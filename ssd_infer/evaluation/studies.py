@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ssd_infer.engine.prefilled import FilledRow
 from ssd_infer.errors import ConfigError, DataError, one_line
 from ssd_infer.evaluation.bench import EvalContext
 from ssd_infer.evaluation.contenders import Contender, ours
@@ -14,8 +15,11 @@ from ssd_infer.evaluation.strategies import is_wanted, known_drafts
 from ssd_infer.evaluation.summary import scoreboard
 from ssd_infer.strategies import registry as drafts
 from ssd_infer.strategies.info import StrategyInfo
-from ssd_infer.strategies.study import Sampling, Study, StudyContext, Trial, When
+from ssd_infer.strategies.study import Facts, Sampling, Study, StudyContext, Trial, When
 from ssd_infer.tuning.budget import Deadline, OutOfTime, stopping
+
+BEFORE: tuple[When, ...] = ("start", "contexts", "prefilled")
+"""Moments before anything was timed that a wrong request would lose."""
 
 
 @dataclass(slots=True)
@@ -26,6 +30,11 @@ class Findings:
     """Row → key of `extra` → facts."""
     faults: dict[str, str] = field(default_factory=dict)
     """Row → how its output broke what it promises."""
+
+    def learn(self, row: str, key: str, facts: Facts) -> None:
+        """Add facts to what is known of a row under `key`."""
+        known = self.facts.setdefault(row, {})
+        known[key] = {**known.get(key, {}), **facts}
 
     def attach(self, row: dict[str, Any]) -> None:
         """Add what was found to a row of a report; output that changed fails the row and the run."""
@@ -71,6 +80,7 @@ class Round:
     deadline: Deadline
     calibrated: Deadline
     new_tokens: int = 0
+    filled: Sequence[FilledRow] = ()
 
     def studies(self, asked: Sequence[Asked]) -> list[tuple[Asked, Study]]:
         """Return what the strategies of these rows want to study now."""
@@ -100,12 +110,12 @@ class Round:
             facts = study.run(self._context(one, deadline))
             fault = study.fault(facts)
         except Exception as error:
-            if isinstance(error, (ConfigError, DataError)) and self.when in ("start", "contexts"):
+            if isinstance(error, (ConfigError, DataError)) and self.when in BEFORE:
                 raise
             self.bench.notes.append(f"{one.row}: {study.key} failed: {one_line(error)}")
             return
         if facts:
-            found.facts.setdefault(one.row, {})[study.key] = dict(facts)
+            found.learn(one.row, study.key, facts)
         if fault is not None:
             found.faults[one.row] = fault
 
@@ -128,6 +138,7 @@ class Round:
             new_tokens=self.new_tokens,
             notes=bench.notes,
             model=bench.model,
+            filled=self.filled,
         )
 
 

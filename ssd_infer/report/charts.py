@@ -19,6 +19,8 @@ from ssd_infer.report.task_charts import draw_acceptance, draw_speedups
 
 INK, MUTED, GRID = "#1f2937", "#6b7280", "#e5e7eb"
 COLOURS = ("#2563eb", "#ea580c", "#059669", "#9333ea", "#db2777", "#0891b2", "#ca8a04", "#475569")
+WIDE = 3
+"""Panels from which on a plot needs the whole width of a page."""
 MARKERS = ("o", "s", "^", "D")
 """What tells lines apart that share a colour."""
 STYLE: Any = {
@@ -48,6 +50,8 @@ class Chart:
     title: str
     caption: str
     svg: str
+    wide: bool = False
+    """Whether it needs the whole width of a page to be read."""
 
 
 def draw_charts(report: Report) -> list[Chart]:
@@ -99,7 +103,7 @@ def _carried(report: Report) -> list[Chart]:
     for title, plot in carried_plots(report):
         with mpl.rc_context(STYLE):
             svg = svg_text(draw_plot(plot, COLOURS))
-        charts.append(Chart(title, plot.caption, svg))
+        charts.append(Chart(title, plot.caption, svg, len(plot.panels) >= WIDE))
     return charts
 
 

@@ -37,6 +37,8 @@ def draw_plot(plot: Plot, colours: tuple[str, ...]) -> Figure:
     for axes, panel in zip(drawn, panels, strict=True):
         _panel(axes, plot, [one for one in plot.series if one.panel == panel], pens)
         axes.set_title(plain(panel), fontsize=10.5)
+    if plot.from_zero:  # once all are drawn: panels share the axis, and the first would settle its upper end
+        drawn[0].set_ylim(bottom=0)
     drawn[0].set_ylabel(plain(plot.y_label))
     if len(names) > 1:
         handles = {plain(name): _handle(drawn, name) for name in names}
@@ -71,8 +73,6 @@ def _panel(axes: Axes, plot: Plot, series: list[Series], pens: dict[str, Pen]) -
     if len(places) <= MOST_TICKS and (plot.log_x or all(float(x).is_integer() for x in places)):
         axes.set_xticks(places, [f"{x:g}" for x in places])
         axes.minorticks_off()
-    if plot.from_zero:
-        axes.set_ylim(bottom=0)
     for mark in plot.marks:
         if mark.panel in ("", series[0].panel):
             _mark(axes, mark)

@@ -33,6 +33,7 @@ from ssd_infer.report.rows import (
     other_rows,
     plain_rows,
 )
+from ssd_infer.report.sweep import sweep_plot, sweep_table
 from ssd_infer.report.table import Cell, Plot, Table, Word, plots_of, tables_of
 
 SPEED = ("tokens/s", "first token ms", "between tokens ms")
@@ -283,15 +284,17 @@ def definition_table() -> Table:
 
 
 def carried(report: Report, *, plots: bool) -> list[Section]:
-    """Return the tables that rows carry, and where `plots` those that stand for their plots."""
+    """Return what rows carry: the sweep, tables of their own, and where `plots` those that stand for their plots."""
     rows = all_rows(report)
     known = {row["name"]: row for row in rows}
     found = [
         Section(f"{readable(name)}: {table.title}", (_read(name, table, known),))
         for name, table in tables_of(rows)
     ]
+    grown = sweep_table(report)
+    swept = [Section(grown.title, (grown,))] if grown.rows else []
     drawn = [(title, plot) for title, plot in carried_plots(report) if plots and plot.listed]
-    return [*found, *(Section(title, (plot.table(),)) for title, plot in drawn)]
+    return [*swept, *found, *(Section(title, (plot.table(),)) for title, plot in drawn)]
 
 
 def _read(owner: str, table: Table, rows: Mapping[str, Row]) -> Table:
@@ -309,8 +312,9 @@ def _named(name: Cell) -> Word:
 
 
 def carried_plots(report: Report) -> list[tuple[str, Plot]]:
-    """Return the plots that rows carry, each with its title, with names as people read them."""
-    names, found = names_of(report), []
+    """Return the plots that rows carry, the sweep's first, each with its title, with names as people read them."""
+    names, swept = names_of(report), sweep_plot(report)
+    found = [] if swept is None else [(swept.title, swept)]
     for name, plot in plots_of(all_rows(report)):
         series = tuple(replace(one, name=said(one.name, names)) for one in plot.series)
         found.append((f"{readable(name)}: {plot.title}", replace(plot, series=series)))

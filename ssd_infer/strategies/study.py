@@ -13,12 +13,14 @@ from ssd_infer.engine.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from ssd_infer.config.evaluation import EvalSettings
+    from ssd_infer.engine.prefilled import FilledRow
     from ssd_infer.engine.target import Target
     from ssd_infer.tuning.budget import Deadline
 
-When = Literal["start", "contexts", "timed", "streams"]
-"""Moments of an evaluation: before any choice of parameters; the same, where long contexts were asked for; after a row
-was timed at a sampling setting; after it was judged, where streams whose text changes were asked for."""
+When = Literal["start", "contexts", "prefilled", "timed", "streams"]
+"""Moments of an evaluation: before any choice of parameters; the same, where long contexts were asked for; after the
+sweep of contexts, for whom it measured; after a row was timed at a sampling setting; after it was judged, where streams
+whose text changes were asked for."""
 Facts = Mapping[str, Any]
 """JSON-ready data."""
 
@@ -96,6 +98,8 @@ class StudyContext:
     """Warnings for the report."""
     model: Any = None
     """The model itself, where `target` is no view of it."""
+    filled: Sequence[FilledRow] = ()
+    """At `prefilled`: the rows of the longest context of the sweep."""
 
 
 def no_fault(facts: Facts) -> str | None:
@@ -106,7 +110,7 @@ def no_fault(facts: Facts) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """One study of a strategy: what it finds goes to `extra[key]` of the strategy's row."""
+    """One study of a strategy: what it finds goes to `extra[key]` of the strategy's row, beside what is there."""
 
     key: str
     run: Callable[[StudyContext], Facts]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 from ssd_infer.checkpoint.machine import device_name
 
 Value = TypeVar("Value")
+_memos: weakref.WeakSet[Memo[Any]] = weakref.WeakSet()
 
 
 class Memo(Generic[Value]):
@@ -25,6 +27,7 @@ class Memo(Generic[Value]):
         self._kept: weakref.WeakKeyDictionary[nn.Module, tuple[int, dict[Hashable, Value]]] = (
             weakref.WeakKeyDictionary()
         )
+        _memos.add(self)
 
     def get(self, model: nn.Module, key: Hashable) -> Value | None:
         """Return what is kept of `model` as it is and runs now, or None."""
@@ -48,6 +51,19 @@ class Memo(Generic[Value]):
         if kept is None or kept[0] != version:
             kept = self._kept[model] = (version, {})
         return kept[1]
+
+
+@contextmanager
+def apart() -> Iterator[None]:
+    """Know nothing at the start of the block, and after it what was known before: `auto` is settled for it alone."""
+    before = {memo: memo._kept for memo in _memos}
+    for memo in before:
+        memo._kept = weakref.WeakKeyDictionary()
+    try:
+        yield
+    finally:
+        for memo in _memos:
+            memo._kept = before.get(memo, weakref.WeakKeyDictionary())
 
 
 def weights_version(model: nn.Module) -> int:

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import ssd_infer
+from ssd_infer.engine.prefilled import prefill_once
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import CheckpointError, ConfigError, OutputError
 from ssd_infer.offload.files import DENSE, EXPERTS, INDEX
@@ -24,7 +25,6 @@ from ssd_infer.offload.policies import POLICIES, Policy, belady_loads
 from ssd_infer.offload.resident import ResidentSet
 from ssd_infer.offload.store import DiskStore, reserve
 from ssd_infer.strategies.skip_layers.saved_search import search_environment
-from ssd_infer.strategies.sparse_attention.prefilled import prefill_once
 from tests.conftest import build_model
 from tests.offload.support import EXPERTS as E
 from tests.offload.support import FAMILIES, TOP_K, build_moe, greedy, offloaded, stored

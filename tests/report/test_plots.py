@@ -72,6 +72,26 @@ def test_a_plot_is_written_checked_read_and_drawn(plot: Plot) -> None:
     assert (f"early exit: {plot.title}" in text) == plot.listed
 
 
+def test_no_panel_cuts_off_what_another_is_too_low_for() -> None:
+    """Panels that share an axis from zero reach to the highest of all, whichever is drawn first."""
+    low, high = Series("one", (1, 2), (1.0, 1.2), panel="a"), Series("one", (1, 2), (3.0, 2.0), panel="b")
+    for series in ((low, high), (high, low)):
+        figure = draw_plot(Plot("panels", "x", "y", series, from_zero=True), COLOURS)
+        for axes in figure.axes:
+            bottom, top = axes.get_ylim()
+            assert bottom == 0
+            assert top >= 3.0
+
+
+def test_a_plot_of_many_panels_has_the_whole_width() -> None:
+    def page(panels: int) -> str:
+        series = tuple(Series("one", (1, 2), (1.0, 1.2), panel=f"panel {n}") for n in range(panels))
+        return render_html(carrying(Plot("panels", "x", "y", series)))
+
+    assert '<figure class="wide">' in page(3)
+    assert '<figure class="wide">' not in page(2)
+
+
 def test_legends_stand_outside_and_name_every_series_once() -> None:
     figure = draw_plot(LINES, COLOURS)
     (legend,) = [axes.get_legend() for axes in figure.axes if axes.get_legend() is not None]

@@ -7,6 +7,7 @@ from ssd_infer.corpus import held_out_ids
 from ssd_infer.engine.target import Target
 from ssd_infer.evaluation.bench import EvalContext, Say, open_context, vocab_size
 from ssd_infer.evaluation.causal.judging import judge
+from ssd_infer.evaluation.causal.sweep import sweep
 from ssd_infer.evaluation.contenders import Contender, ours
 from ssd_infer.evaluation.kind import Row
 from ssd_infer.evaluation.quality import exit_quality
@@ -17,11 +18,13 @@ from ssd_infer.evaluation.text_kind import TextKind
 from ssd_infer.evaluation.transformers_side import hf_baseline, hf_peers
 from ssd_infer.evaluation.vocabulary import check_ids
 from ssd_infer.strategies.study import Sampling, When
-from ssd_infer.tuning.budget import deal
+from ssd_infer.tuning.budget import Deadline, deal
 
 QUALITY_TOKENS, QUALITY_WINDOW = 8192, 256
 CALIBRATION_SHARE = 0.6
 """Share of the time up to the end of the first choice of parameters that calibrations at the start may take."""
+OWN_CONTEXTS = 0.5
+"""Share of the time for contexts that strategies' own studies there may take; the sweep has the rest."""
 LONGEST_SEARCH, SEARCH_SHARE = 60.0, 0.05
 """Seconds of one strategy's search, and the share of the time limit it may take."""
 
@@ -57,15 +60,19 @@ class CausalKind(TextKind):
         return exit_quality(context.target, windows, source, self.moments["quality"])
 
     def study(self) -> list[Findings]:
-        """Let strategies study themselves, then at long contexts if asked for."""
-        context, moments = self.context, self.moments
-        asked: list[When] = ["start", "contexts"] if context.settings.contexts else ["start"]
-        found = []
-        for when in asked:
-            calibrated = moments["prepare 0"].part(CALIBRATION_SHARE)
-            studying = Round(context, when, Sampling(), moments[when], calibrated)
-            found.append(studying.run(listed_rows(context, Sampling())))
+        """Let strategies study themselves, then at long contexts if asked for, where all are swept as well."""
+        found = [self._studied("start", self.moments["start"])]
+        if self.context.settings.contexts:
+            moment = self.moments["contexts"]
+            found.append(self._studied("contexts", moment.part(OWN_CONTEXTS)))
+            found.append(sweep(self.context, moment, search_seconds(self.context.settings)))
         return found
+
+    def _studied(self, when: When, deadline: Deadline) -> Findings:
+        calibrated = self.moments["prepare 0"].part(CALIBRATION_SHARE)
+        return Round(self.context, when, Sampling(), deadline, calibrated).run(
+            listed_rows(self.context, Sampling())
+        )
 
     def settings(self) -> list[Setting]:
         """Return one setting a temperature."""

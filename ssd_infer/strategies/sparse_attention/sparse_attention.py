@@ -17,12 +17,12 @@ from ssd_infer.engine.target import Target
 from ssd_infer.strategies.base import DraftParams, Resolved
 from ssd_infer.strategies.head_report import head_tables
 from ssd_infer.strategies.sparse_attention import SPARSE_ATTENTION
+from ssd_infer.strategies.sparse_attention.budget_report import budget_plots, read_tables
+from ssd_infer.strategies.sparse_attention.budgets import study_budgets
 from ssd_infer.strategies.sparse_attention.phases import Balanced
 from ssd_infer.strategies.sparse_attention.sparse_calibration import resolve_sparse_attention
 from ssd_infer.strategies.sparse_attention.sparse_draft import SparseDraft
 from ssd_infer.strategies.sparse_attention.sparse_params import SparseAttentionParams
-from ssd_infer.strategies.sparse_attention.sweep import sparse_sweep, sweep_fault
-from ssd_infer.strategies.sparse_attention.sweep_report import sweep_plots, sweep_tables
 from ssd_infer.strategies.study import Study
 
 if TYPE_CHECKING:
@@ -45,20 +45,20 @@ class SparseAttention(SparseDraft):
 
     @classmethod
     def studies(cls, context: StudyContext) -> list[Study]:
-        """Sweep batches × contexts where long contexts were asked for."""
+        """Measure acceptance by budget where long contexts were asked for."""
         if not context.settings.contexts:
             return []
-        return [Study("sweep", partial(sparse_sweep, cls), "contexts", sweep_fault)]
+        return [Study("sweep", partial(study_budgets, cls), "prefilled")]
 
     @classmethod
     def tables(cls, row: Mapping[str, Any]) -> list[Table]:
-        """Show its head, and the sweep."""
-        return [*head_tables(row), *sweep_tables(row)]
+        """Show its head, and what is read of the cache."""
+        return [*head_tables(row), *read_tables(row)]
 
     @classmethod
     def plots(cls, row: Mapping[str, Any]) -> list[Plot]:
-        """Draw the sweep."""
-        return sweep_plots(row)
+        """Draw acceptance by budget."""
+        return budget_plots(row)
 
     @classmethod
     def resolve(

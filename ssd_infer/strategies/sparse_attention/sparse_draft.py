@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 
 from ssd_infer.engine.kernels.grouped import FullAttention
@@ -73,6 +74,28 @@ class SparseDraft(Stepwise):
         """Return the slots a draft step reads of a row at the end of this decoding, when it reads most."""
         capacity = self.session.cache.capacity
         return min(capacity, self.selector.width([capacity] * len(self.session.rows)))
+
+    def prefilled(self) -> None:
+        """Let the selector hear the last queries of the prompts, as it would have in the prefill.
+
+        Their slots are written again by that pass, so what was in them is put back.
+        """
+        session, cache = self.session, self.session.cache
+        width = min(self.selector.prompt_queries, *session.lengths)
+        if not width:
+            return
+        starts = [length - width for length in session.lengths]
+        rows = zip(session.rows, starts, session.lengths, strict=True)
+        ids = torch.tensor([row.tokens[start:end] for row, start, end in rows], device=session.target.device)
+        held = [part for layer in range(session.target.num_layers) for part in cache.held(layer)]
+        kept = [
+            [part[row, :, start : start + width].clone() for row, start in enumerate(starts)] for part in held
+        ]
+        window = session.window_at(starts, width)
+        session.run(session.target.embed_at(ids, window, cache), window)
+        for part, slots in zip(held, kept, strict=True):
+            for row, start in enumerate(starts):
+                part[row, :, start : start + width] = slots[row]
 
     def begin(self) -> None:
         """Listen to verify passes only where the selector wants them."""

@@ -5,13 +5,12 @@ A decoding writes past its prompt only, so the slots of the prompts serve any nu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import DynamicCache
 
 from ssd_infer.checkpoint.content import text_digest, weights_digest
@@ -24,23 +23,19 @@ from ssd_infer.engine.stats import Stats
 from ssd_infer.engine.stopping import StopRule
 from ssd_infer.engine.target import Target
 
+_FORM = 2
+"""Of the files of kept rows; another number is another file."""
 ROOM = 64
 """Slots beyond twice the tokens to decode, for drafts."""
 
 
-def room_for(drafts: Iterable[Mapping[str, Any]]) -> int:
-    """Return the slots that `drafts` (their draft_params) need beyond twice the tokens to decode."""
-    gammas = (params.get("gamma") for params in drafts)
-    return max([ROOM, *(gamma + 1 for gamma in gammas if isinstance(gamma, int))])
-
-
 @dataclass(frozen=True, slots=True)
 class FilledRow:
-    """One prompt after its prefill: keys and values `(2, L, KV, n, D)` and the first token."""
+    """One prompt after its prefill: its first token, and what a cache has `taken` of it."""
 
     prompt: list[int]
     first: int
-    slots: Tensor
+    kept: Mapping[str, Any]
 
 
 class Prefilled:
@@ -55,15 +50,10 @@ class Prefilled:
         """
         self.target = target
         self.rows = [rows[place % len(rows)] for place in range(batch)]
-        self.capacity = max(len(row.prompt) for row in rows) + 2 * new_tokens + room
-        self.cache = RowCache(batch, self.capacity, target.num_layers)
-        _, _, heads, _, size = rows[0].slots.shape
-        template = torch.empty((1, heads, 1, size), dtype=target.dtype, device=target.device)
-        for layer in range(target.num_layers):
-            held = self.cache.allocate(layer, template, template)
-            for place, row in enumerate(self.rows):
-                for stored, own in zip(held, row.slots[:, layer], strict=True):
-                    stored[place, :, : own.shape[1]] = own
+        self.most = 2 * new_tokens + room
+        self.capacity = max(len(row.prompt) for row in rows) + self.most
+        self.cache = target.new_cache(batch, self.capacity)
+        self.cache.lay([row.kept for row in self.rows])
 
     @property
     def prompts(self) -> list[list[int]]:
@@ -72,28 +62,35 @@ class Prefilled:
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of one slot of one row over all layers and heads."""
-        return self.cache.nbytes() // (len(self.rows) * self.capacity)
+        """Bytes of one slot of one row over all layers and heads, recurrent states apart."""
+        return RowCache.nbytes(self.cache) // (len(self.rows) * self.capacity)
 
     def session(self) -> Session:
         """Return a session whose rows wait with their first token."""
-        cache = RowCache(len(self.rows), self.capacity, self.target.num_layers)
+        cache = self.target.new_cache(len(self.rows), self.capacity)
         cache.share(self.cache)
+        lengths = [len(row.prompt) for row in self.rows]
         return Session(
             self.target,
             greedy_sampler(self.target),
-            self.target.geometry(self.capacity),
+            self.target.geometry(self.capacity, prompts=lengths),
             cache,
             [
-                Row(index, [*row.prompt, row.first], len(row.prompt), 1 << 30)
+                Row(index, [*row.prompt, row.first], len(row.prompt), self.most)
                 for index, row in enumerate(self.rows)
             ],
             torch.tensor([row.first for row in self.rows], device=self.target.device),
-            [len(row.prompt) for row in self.rows],
+            lengths,
         )
 
-    def transformers_cache(self) -> DynamicCache:
-        """Return a copy of the cache as transformers keeps it; all prompts must have one length."""
+    def transformers_cache(self) -> DynamicCache | None:
+        """Return a copy of the cache as transformers keeps it; all prompts must have one length.
+
+        None where the model keeps more than keys and values of every layer.
+        """
+        kept = self.rows[0].kept
+        if self.target.recurrent or kept["beside"] or any(keys is None for keys in kept["keys"]):
+            return None
         (width,) = {len(row.prompt) for row in self.rows}
         cache = DynamicCache(config=self.target.config)
         for layer in range(self.target.num_layers):
@@ -108,9 +105,7 @@ def prefill(target: Target, prompt: list[int]) -> FilledRow:
     session = open_session(target, [prompt], 1, 0, greedy_sampler(target))
     session.layers = grouped_layers(session)
     ((first,),) = Decoding(session, None, StopRule(), Stats.empty(1)).prefill()
-    layers = [session.cache.held(layer) for layer in range(target.num_layers)]
-    slots = torch.stack([torch.stack([part[0, :, : len(prompt)] for part in pair]) for pair in layers], dim=1)
-    return FilledRow(prompt, first, slots)
+    return FilledRow(prompt, first, session.cache.taken(len(prompt)))
 
 
 def prefill_once(target: Target, prompt: list[int], folder: Path | None) -> FilledRow:
@@ -121,15 +116,16 @@ def prefill_once(target: Target, prompt: list[int], folder: Path | None) -> Fill
     if not file.exists():
         row = prefill(target, prompt)
         folder.mkdir(parents=True, exist_ok=True)
-        torch.save({"first": row.first, "slots": row.slots.contiguous()}, file)
+        torch.save({"first": row.first, "kept": dict(row.kept)}, file)
         return row
     kept = torch.load(file, map_location=target.device, mmap=target.device.type == "cpu", weights_only=True)
-    return FilledRow(prompt, kept["first"], kept["slots"])
+    return FilledRow(prompt, kept["first"], kept["kept"])
 
 
 def _fingerprint(target: Target, prompt: list[int]) -> str:
     """Tell rows of other prompts, weights, configurations and precisions apart."""
     facts = [
+        _FORM,
         prompt,
         str(target.dtype),
         target.config.to_json_string(use_diff=False),
