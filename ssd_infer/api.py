@@ -15,7 +15,6 @@ from ssd_infer.engine.rule_values import GenerationRules
 from ssd_infer.engine.streaming import streaming
 from ssd_infer.engine.values import shown
 from ssd_infer.errors import ConfigError, Problem
-from ssd_infer.strategies.base import DraftParams
 from ssd_infer.strategies.inputs import Prompts, module_of, strategy_of
 from ssd_infer.strategies.registry import of_kind
 from ssd_infer.strategies.run import GenerateOutput, run
@@ -104,10 +103,7 @@ def generate(
     name = None if done.strategy is None else done.strategy.info.name
     longest = max(map(len, request.prompts)) + request.max_new_tokens
     notes = filter(None, (done.resolved.note, beyond_positions(module, longest)))
-    return GenerateOutput(done.sequences, done.stats, name, _as_dict(done.resolved.params), "; ".join(notes))
-
-
-def _as_dict(params: DraftParams | None) -> dict[str, Any]:
-    if params is None:
-        return {}
-    return {name: getattr(params, name) for name in type(params).__dataclass_fields__}
+    params = done.resolved.params
+    return GenerateOutput(
+        done.sequences, done.stats, name, {} if params is None else params.described(), "; ".join(notes)
+    )

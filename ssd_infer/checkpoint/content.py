@@ -22,6 +22,11 @@ from ssd_infer.errors import DataError
 _PIECE = 1 << 20
 
 
+def is_added(name: str) -> bool:
+    """Tell whether a file of this name holds what was found out about a model, and was put beside its weights."""
+    return name.startswith("ssd_")
+
+
 def file_digest(path: Path) -> str:
     """Return a hash of every byte of `path` (XXH3, 128 bits); raises OSError."""
     digest = xxhash.xxh3_128()

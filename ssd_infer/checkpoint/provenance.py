@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import transformers
 
+from ssd_infer.checkpoint.content import is_added
 from ssd_infer.checkpoint.machine import cpu_name, device_name
 from ssd_infer.checkpoint.manifest import read_record, sha256
 from ssd_infer.checkpoint.options import LoadOptions
@@ -27,8 +28,11 @@ _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 def weights_sha256(checkpoint: str | Path) -> str:
     """Hash the weight files: of one file its plain SHA-256, of several the hash of their names and hashes."""
     folder = Path(checkpoint)
-    pattern = next((pattern for pattern in _WEIGHTS if any(folder.glob(pattern))), "config.json")
-    digests = [(path.name, sha256(path)) for path in sorted(folder.glob(pattern))]
+    kinds = (
+        [path for path in sorted(folder.glob(pattern)) if not is_added(path.name)] for pattern in _WEIGHTS
+    )
+    files = next(filter(None, kinds), sorted(folder.glob("config.json")))
+    digests = [(path.name, sha256(path)) for path in files]
     if len(digests) == 1:
         return digests[0][1]
     return hashlib.sha256(json.dumps(digests).encode()).hexdigest()

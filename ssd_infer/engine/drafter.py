@@ -20,6 +20,10 @@ class DraftParams:
         del target
         return []
 
+    def described(self) -> dict[str, Any]:
+        """Return the parameters by name, as they are reported and may be given again."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
 
 class Drafter(ABC):
     """Propose tokens inside one decoding session and learn from what verification says.

@@ -233,10 +233,9 @@ def _contender(
 
 def as_dict(params: Any) -> dict[str, Any]:
     """Return a parameter dataclass as JSON-ready data."""
-    values = {name: getattr(params, name) for name in type(params).__dataclass_fields__}
     return {
         name: list(value) if isinstance(value, (tuple, set, range)) else value
-        for name, value in values.items()
+        for name, value in params.described().items()
     }
 
 

@@ -18,7 +18,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from ssd_infer.checkpoint.content import files_digest
+from ssd_infer.checkpoint.content import files_digest, is_added
 from ssd_infer.errors import CheckpointError, OutputError
 from ssd_infer.jsonio import to_json
 from ssd_infer.offload.layout import MATRICES, MoeLayer
@@ -179,7 +179,7 @@ def fingerprint(checkpoint: Path) -> str | None:
 
     Every byte is read: training may leave any part of a tensor as it was, above all experts no token came to.
     """
-    files = sorted(checkpoint.glob("*.safetensors"))
+    files = [path for path in sorted(checkpoint.glob("*.safetensors")) if not is_added(path.name)]
     return files_digest(files, "checkpoint", checkpoint) if files else None
 
 

@@ -7,12 +7,14 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from ssd_infer.engine.heads.head import DraftHead, FullHead
+from ssd_infer.engine.heads.head import DraftHead
 from ssd_infer.engine.laws import Law, Scored
 from ssd_infer.engine.session import Proposal, Session
+from ssd_infer.engine.target import Target
 from ssd_infer.engine.tree_shape import Shape
 from ssd_infer.engine.window import Window
 from ssd_infer.strategies.base import DraftParams, Strategy
+from ssd_infer.strategies.draft_head import extra_head_bytes, open_head
 from ssd_infer.strategies.grown_trees import GrownTree
 
 
@@ -28,10 +30,21 @@ class Stepwise(Strategy):
         """Bind to `session`."""
         super().__init__(session, params)
         self.capture: tuple[int, ...] = ()
-        self.head: DraftHead = FullHead(session.target)
+        self.head: DraftHead = open_head(session, params, self.head_depth(session.target, params))
         """What scores the states of `step`; follows the rows at the beginning of every round."""
         self.shape: Shape | None = None
         """The tree a round drafts; None drafts a chain."""
+
+    @classmethod
+    def head_depth(cls, target: Target, params: DraftParams) -> int:
+        """Return the number of layers after which states reach the head."""
+        del params
+        return target.num_layers
+
+    @classmethod
+    def extra_bytes(cls, target: Target, params: DraftParams) -> int:
+        """Return the bytes of a head of its own."""
+        return extra_head_bytes(target, params)
 
     @abstractmethod
     def step(self, token: Tensor, offset: int) -> Tensor:

@@ -7,10 +7,12 @@ gives its acceptance exactly: bits under greedy decoding, the overlap Σ_v min(p
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from ssd_infer.engine.heads.head import DraftHead
 from ssd_infer.engine.laws import Scored
 from ssd_infer.engine.loop import Decoding
 from ssd_infer.engine.sampling import Sampler, SamplingParams
@@ -49,6 +51,8 @@ class CalibrationSet:
     states: dict[int, Tensor]
     """Full-model hidden states `(B, T, d)` after the layers asked for."""
     own: Own = "diagonal"
+    head: DraftHead | None = None
+    """What candidates score their states by; None: the target's own head."""
 
     @property
     def target(self) -> Target:
@@ -75,16 +79,19 @@ class CalibrationSet:
     @torch.inference_mode()
     def score(self, view: View) -> Scores:
         """Run a candidate on all positions and compare its choices with the target's."""
-        return self.compare(self.draft_logits(view))
+        hidden = self.states_with(view)
+        if self.head is None:
+            return self.compare(self.target.logits(hidden))
+        rule = partial(self.session.committed_scores, starts=self.starts)
+        scored = self.session.ruled(self.head.scores(hidden), rule)
+        return compare(self.session.sampler, scored, self.reference)
 
     @torch.inference_mode()
-    def draft_logits(self, view: View) -> Tensor:
-        """Run a candidate on all positions; return its logits `(B, T, V)`."""
-        target = self.target
+    def states_with(self, view: View | None) -> Tensor:
+        """Return the last hidden states `(B, T, d)` of a candidate at all positions; None: of the target itself."""
+        target, window = self.target, self.window()
         cache = ScratchCache(self.session.cache)
-        window = self.window()
-        hidden = target.run(target.embed_at(self.ids, window, cache), window, cache, layers=view)
-        return target.logits(hidden)
+        return target.run(target.embed_at(self.ids, window, cache), window, cache, layers=view)
 
     def compare(self, logits: Tensor) -> Scores:
         """Score a candidate's `(B, T, V)` logits."""

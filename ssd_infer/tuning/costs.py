@@ -70,6 +70,10 @@ class RoundCosts:
         """Return the speedup of rounds that emit and draft so many tokens each, in the mean: τ / (γc + v)."""
         return emitted * self.plain / self.seconds(drafted)
 
+    def cheaper(self, saved: float) -> RoundCosts:
+        """Return the costs of drafts that take `saved` seconds less a token; no draft costs nothing."""
+        return replace(self, draft=max(0.05 * self.draft, self.draft - saved))
+
     def scaled(self, factor: float) -> RoundCosts:
         """Return the costs of rounds that take `factor` times as long; plain steps stay."""
         verify = replace(self.verify, seconds=tuple(factor * spent for spent in self.verify.seconds))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
 
-from ssd_infer.checkpoint.content import folder_digest
+from ssd_infer.checkpoint.content import folder_digest, is_added
 from ssd_train.config.schema import HFModelConfig, HubTextConfig, LocalTextConfig, Root, ScratchModelConfig
 from ssd_train.config.schema_speech import HubSpeechConfig, SpeechDataConfig, SpeechModelConfig
 from ssd_train.data.hub import COMMIT, hub_content
@@ -70,7 +70,7 @@ def _named(
 
 
 def _matching(patterns: tuple[str, ...]) -> Callable[[str], bool]:
-    return lambda name: any(fnmatch(name, pattern) for pattern in patterns)
+    return lambda name: not is_added(name) and any(fnmatch(name, pattern) for pattern in patterns)
 
 
 def _commit(name: str, revision: str | None) -> str | None:

@@ -20,6 +20,7 @@ from ssd_infer.strategies.early_exit.exit_trees import resolve_early_exit
 from ssd_infer.strategies.early_exit.forced import study_forced
 from ssd_infer.strategies.early_exit.grid import study_grid
 from ssd_infer.strategies.early_exit.study_report import forced_tables, grid_plots
+from ssd_infer.strategies.head_report import head_tables
 from ssd_infer.strategies.stepwise import Stepwise
 from ssd_infer.strategies.study import Study
 from ssd_infer.tuning.tree_costs import most_nodes
@@ -74,13 +75,19 @@ class EarlyExit(Stepwise):
 
     @classmethod
     def tables(cls, row: Mapping[str, Any]) -> list[Table]:
-        """Show what many prompts predict."""
-        return forced_tables(row)
+        """Show its head, and what many prompts predict."""
+        return [*head_tables(row), *forced_tables(row)]
 
     @classmethod
     def plots(cls, row: Mapping[str, Any]) -> list[Plot]:
         """Draw the grid."""
         return grid_plots(row)
+
+    @classmethod
+    def head_depth(cls, target: Target, params: DraftParams) -> int:
+        """Return E."""
+        del target
+        return int(cast(EarlyExitParams, params).exit_layer)
 
     @classmethod
     def max_draft(cls, params: DraftParams) -> int:

@@ -19,10 +19,14 @@ from ssd_infer.engine.session import Feedback, Proposal, Session
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import Problem
 from ssd_infer.strategies.base import Auto, DraftParams, Resolved, at_least
+from ssd_infer.strategies.draft_head import prompts_of, resolved_head, saved_seconds, with_head
 from ssd_infer.strategies.early_exit import EARLY_EXIT_DEL
 from ssd_infer.strategies.early_exit.early_exit import EarlyExit
 from ssd_infer.strategies.early_exit.exit_calibration import cached_profile
+from ssd_infer.strategies.early_exit.exit_heads import best_with_heads
 from ssd_infer.strategies.early_exit.shadow import Choice, Shadows, up_to_first_mismatch
+from ssd_infer.strategies.head_params import HeadParams
+from ssd_infer.strategies.head_report import head_tables
 from ssd_infer.strategies.stepwise import Stepwise
 from ssd_infer.strategies.stream_report import stream_plots, stream_tables
 from ssd_infer.strategies.streams import decode_streams, stream_studies
@@ -43,7 +47,7 @@ comes after twice as many."""
 
 
 @dataclass(slots=True)
-class EarlyExitDelParams(DraftParams):
+class EarlyExitDelParams(HeadParams):
     """Which exits compete, how far a draft may go, and how fast the past fades."""
 
     gamma: int = 18
@@ -63,7 +67,8 @@ class EarlyExitDelParams(DraftParams):
     def problems(self, target: Target | None) -> list[Problem]:
         """Check exits between 1 and L-1 and counts >= 1."""
         names = ("gamma", "candidates", "prompt")
-        found = [problem for name in names for problem in at_least(name, getattr(self, name), 1)]
+        found = HeadParams.problems(self, target)
+        found += [problem for name in names for problem in at_least(name, getattr(self, name), 1)]
         if not 0 < self.omega <= 1:
             found.append(Problem("draft_params.omega", "must be in (0, 1]", self.omega, "try 0.95"))
         last = None if target is None else target.num_layers - 1
@@ -97,10 +102,10 @@ class EarlyExitDel(Stepwise):
         exits = self.params.layers(session.target.num_layers)
         self.shadows = Shadows(exits, self.params.omega)
         context = max(len(row.tokens) + row.limit // 2 for row in session.rows)
-        costs = cached_sublayer_costs(
-            session.target, context, not session.sampler.greedy, len(session.rows)
-        ).whole
-        of_exits = [costs.exit(exit_layer) for exit_layer in exits]
+        greedy = session.sampler.greedy
+        costs = cached_sublayer_costs(session.target, context, not greedy, len(session.rows)).whole
+        saved = saved_seconds(session.target, params, prompts_of(session), not greedy)
+        of_exits = [costs.exit(exit_layer).cheaper(saved) for exit_layer in exits]
         self._cost = [one.c for one in of_exits]
         lengths = range(1, self.params.gamma + 1)
         self._verify = [[one.v(gamma) for gamma in lengths] for one in of_exits]
@@ -204,8 +209,8 @@ class EarlyExitDel(Stepwise):
 
     @classmethod
     def tables(cls, row: Mapping[str, Any]) -> list[Table]:
-        """Show acceptance along the streams."""
-        return stream_tables(row)
+        """Show its head, and acceptance along the streams."""
+        return [*head_tables(row), *stream_tables(row)]
 
     @classmethod
     def plots(cls, row: Mapping[str, Any]) -> list[Plot]:
@@ -227,21 +232,33 @@ class EarlyExitDel(Stepwise):
         """
         resolved = cast(EarlyExitDelParams, params)
         cached_sublayer_costs(target, max(map(len, prompts)) + 32, do_sample)
+        deepest = resolved.layers(target.num_layers)[-1]
         if resolved.guard != "auto":
-            return Resolved(params)
-        best = cached_profile(target, prompts, do_sample).best()
+            return Resolved(resolved_head(target, resolved, prompts, deepest))
+        known = cached_profile(target, prompts, do_sample)
+        best, facts = known.best(), dict[str, Any]()
+        other = best_with_heads(target, known, resolved, prompts)
+        if other is not None and (resolved.head != "auto" or other[0].speedup > best.speedup):
+            best, option, facts = other
+            resolved = with_head(resolved, option)
+        resolved = resolved_head(target, resolved, prompts, deepest)
         if best.speedup < 1.0:
             chosen = f"exit {best.exit_layer}, γ {best.gamma}"
             note = f"plain decoding: the best predicted speedup of any exit is {best.speedup:.2f} ({chosen})"
             return Resolved(None, note, best.speedup)
         if best.speedup >= SURE:
-            return Resolved(replace(resolved, guard=1.0))
-        measured = measured_speedup(target, cls, params, prompts, do_sample)
+            return Resolved(replace(resolved, guard=1.0), search=facts)
+        measured = measured_speedup(target, cls, resolved, prompts, do_sample)
         if measured < 1.0:
             note = f"plain decoding: predicted {best.speedup:.2f}×, measured {measured:.2f}×"
             return Resolved(None, note, best.speedup)
         least = round(least_running(best.speedup, measured), 3)
-        return Resolved(replace(resolved, guard=least), f"measured {measured:.2f}×", measured)
+        return Resolved(replace(resolved, guard=least), f"measured {measured:.2f}×", measured, facts)
+
+    @classmethod
+    def head_depth(cls, target: Target, params: DraftParams) -> int:
+        """Return the deepest exit."""
+        return cast(EarlyExitDelParams, params).layers(target.num_layers)[-1]
 
     @classmethod
     def max_draft(cls, params: DraftParams) -> int:

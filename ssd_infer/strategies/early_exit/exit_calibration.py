@@ -7,7 +7,7 @@ tells, for every exit at once, which drafts would be accepted: simulated α is e
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 
 import torch
 from torch import Tensor
@@ -18,8 +18,6 @@ from ssd_infer.engine.session import open_session
 from ssd_infer.engine.stats import Stats
 from ssd_infer.engine.stopping import StopRule
 from ssd_infer.engine.target import Target
-from ssd_infer.strategies.base import Resolved
-from ssd_infer.strategies.early_exit.exit_params import EarlyExitParams
 from ssd_infer.tuning.costs import Costs, measure_costs
 from ssd_infer.tuning.memo import Memo
 from ssd_infer.tuning.rounds import Prediction, draft_limits, predict_rounds
@@ -47,7 +45,7 @@ class ExitProfile:
     costs: Costs
     do_sample: bool
     texts: list[tuple[list[int], list[int]]] = field(default_factory=list)
-    """Each prompt and what the target went on with."""
+    """The texts, as prompts and what the target made of them."""
 
     @property
     def exits(self) -> range:
@@ -142,31 +140,3 @@ def cached_profile(target: Target, prompts: list[list[int]], do_sample: bool) ->
     """Return this model's profile, calibrating on `prompts` the first time."""
     texts = [row[-_PROMPT_TOKENS:] for row in prompts[:_CALIBRATION_PROMPTS]]
     return _profiles.cached(target.model, do_sample, lambda: profile(target, texts, do_sample))
-
-
-def resolve_chain(
-    target: Target, params: EarlyExitParams, prompts: list[list[int]], do_sample: bool
-) -> Resolved:
-    """Replace `auto` in the parameters of a chain; with E and γ given nothing is measured and nothing is refused.
-
-    The confidence stop is part of the choice where γ is: with both given by hand, `auto` confidence means none.
-    """
-    if params.exit_layer != "auto" and params.gamma != "auto":
-        confidence = 0.0 if params.confidence == "auto" else params.confidence
-        return Resolved(replace(params, confidence=confidence))
-    known = cached_profile(target, prompts, do_sample)
-    exits = None if params.exit_layer == "auto" else [int(params.exit_layer)]
-    if exits is not None and exits[0] not in known.exits:
-        exits = [known.exits[-1]]
-    gammas = None if params.gamma == "auto" else [int(params.gamma)]
-    free = params.confidence == "auto" and gammas is None
-    best = known.best(exits, gammas, THRESHOLDS if free else ())
-    chosen = f"exit {best.exit_layer}, γ {best.gamma}"
-    if best.speedup < 1.0:
-        note = f"plain decoding: the best predicted speedup is {best.speedup:.2f} ({chosen})"
-        return Resolved(None, note, best.speedup)
-    exit_layer = best.exit_layer if params.exit_layer == "auto" else params.exit_layer
-    confidence = best.confidence if params.confidence == "auto" else params.confidence
-    resolved = replace(params, exit_layer=exit_layer, gamma=best.gamma, confidence=confidence)
-    note = f"auto: {chosen}, stop below {confidence:g}, predicted {best.speedup:.2f}×"
-    return Resolved(resolved, note, best.speedup)

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from ssd_infer.engine.target import Target
 from ssd_infer.engine.tree_support import tree_problems
 from ssd_infer.errors import Problem
-from ssd_infer.strategies.base import Auto, DraftParams, at_least
+from ssd_infer.strategies.base import Auto, at_least
+from ssd_infer.strategies.head_params import HeadParams
 from ssd_infer.tuning.tree_shapes import shares_problems
 
 
 @dataclass(slots=True)
-class EarlyExitParams(DraftParams):
+class EarlyExitParams(HeadParams):
     """Where to exit, how many tokens to draft, and the confidence below which a row stops drafting."""
 
     exit_layer: int | Auto = "auto"
@@ -26,7 +27,8 @@ class EarlyExitParams(DraftParams):
 
     def problems(self, target: Target | None) -> list[Problem]:
         """Check 1 <= exit_layer < L, gamma >= 1 and 0 <= confidence < 1."""
-        found = at_least("exit_layer", self.exit_layer, 1) + at_least("gamma", self.gamma, 1)
+        found = HeadParams.problems(self, target)
+        found += at_least("exit_layer", self.exit_layer, 1) + at_least("gamma", self.gamma, 1)
         found += at_least("tree", self.tree, 1) + tree_problems(target, self.tree)
         found += shares_problems(self.shares)
         if target is not None and isinstance(self.exit_layer, int) and self.exit_layer >= target.num_layers:

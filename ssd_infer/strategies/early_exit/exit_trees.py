@@ -12,12 +12,9 @@ from ssd_infer.engine.session import open_session
 from ssd_infer.engine.target import Target
 from ssd_infer.engine.tree_support import chains_only
 from ssd_infer.strategies.base import Resolved
-from ssd_infer.strategies.early_exit.exit_calibration import (
-    MAX_GAMMA,
-    ExitProfile,
-    cached_profile,
-    resolve_chain,
-)
+from ssd_infer.strategies.draft_head import resolved_head
+from ssd_infer.strategies.early_exit.exit_calibration import MAX_GAMMA, ExitProfile, cached_profile
+from ssd_infer.strategies.early_exit.exit_choice import resolve_chain
 from ssd_infer.strategies.early_exit.exit_params import EarlyExitParams
 from ssd_infer.tuning.memo import Memo
 from ssd_infer.tuning.tree_costs import BUDGETS, cached_tree_costs
@@ -33,7 +30,8 @@ def resolve_early_exit(
 ) -> Resolved:
     """Replace `auto` in early-exit parameters; where all of E, γ and the tree are given, nothing is measured.
 
-    A tree takes the place of a chain where it is asked for, or where `auto` predicts that it is faster.
+    A tree takes the place of a chain where it is asked for, or where `auto` predicts that it is faster. It is judged by
+    what the whole head would draft, and drafts with the head that is named, the whole one where none is.
     """
     given = "auto" not in (params.exit_layer, params.gamma, params.tree)
     if params.tree == 1 or given:
@@ -67,7 +65,7 @@ def _with_tree(
         tree=best.nodes,
         shares=list(best.shares),
     )
-    return Resolved(resolved, f"auto: {note}", best.speedup)
+    return Resolved(resolved_head(target, resolved, prompts, exit_layer), f"auto: {note}", best.speedup)
 
 
 def _trees(

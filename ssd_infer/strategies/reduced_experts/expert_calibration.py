@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ssd_infer.engine.loop import Decoding
 from ssd_infer.engine.sampling import Sampler, SamplingParams
@@ -15,13 +16,16 @@ from ssd_infer.engine.target import Target
 from ssd_infer.offload.layout import moe_layers
 from ssd_infer.offload.offload import resident_of
 from ssd_infer.strategies.base import Resolved
+from ssd_infer.strategies.draft_head import best_by_coverage, resolved_head, saved_seconds, with_head
 from ssd_infer.strategies.reduced_experts.expert_costs import CostMeter
 from ssd_infer.strategies.reduced_experts.expert_draft import ExpertDraft
 from ssd_infer.strategies.reduced_experts.expert_params import ReducedExpertsParams
 from ssd_infer.strategies.reduced_experts.record import NOTHING, Rounds, Rule, Trust, calibrate_trust, play
-from ssd_infer.tuning.costs import RoundCosts
+from ssd_infer.tuning.costs import Curve, RoundCosts
+from ssd_infer.tuning.draft_heads import FULL
 from ssd_infer.tuning.memo import Memo
 from ssd_infer.tuning.race import raced_speedups
+from ssd_infer.tuning.rounds import expected_tokens
 
 MAX_GAMMA = 16
 STOPS = (0.0, 0.05, 0.1, 0.2, 0.4)
@@ -33,6 +37,8 @@ TURNS = 6
 """Timed turns of a race: prompts differ more in what they gain than with other drafts, for their texts' experts do."""
 GAIN = 1.03
 """Speedup the best of a race has to show: the best of several looks a little better than it is."""
+USUAL_COST, USUAL_ACCEPTANCE = 0.6, 0.8
+"""Cost of a draft in plain steps, and its acceptance, by which heads are compared before any draft was tried."""
 _PROMPTS, _PROMPT_TOKENS, _NEW_TOKENS = 6, 64, 64
 
 
@@ -88,9 +94,32 @@ def resolve_reduced_experts(
     if params.k_draft != "auto" and params.gamma != "auto" and known:
         stop = 0.0 if params.confidence == "auto" else params.confidence
         follow = params.follow is True
-        return Resolved(replace(params, confidence=stop, prefetch=bool(params.prefetch), follow=follow))
+        given = replace(params, confidence=stop, prefetch=bool(params.prefetch), follow=follow)
+        return Resolved(resolved_head(target, given, prompts, target.num_layers))
+    params, facts = _with_head(target, params, prompts, do_sample)
     candidates = _adaptive if params.mode == "adaptive" else _lossless
-    return _decide(target, candidates(target, params, prompts, do_sample), prompts, do_sample)
+    found = _decide(target, candidates(target, params, prompts, do_sample), prompts, do_sample)
+    return replace(found, search=facts)
+
+
+def _with_head(
+    target: Target, params: ReducedExpertsParams, prompts: list[list[int]], do_sample: bool
+) -> tuple[ReducedExpertsParams, dict[str, Any]]:
+    """Return `params` with a head: the given one, or what promises most for a draft that is right as often as usual.
+
+    What it leaves of the gain is not predicted further: drafts on the calibration prompts use it.
+    """
+    if params.mode == "adaptive":
+        return with_head(params, FULL), {}
+
+    def usual(saved: float, coverage: float) -> float:
+        plain = _plain_step(target, prompts, do_sample)
+        costs = RoundCosts(plain, USUAL_COST * plain, Curve((1,), (plain,))).cheaper(saved)
+        share = USUAL_ACCEPTANCE * coverage
+        return max(costs.speedup(expected_tokens([share] * gamma), gamma) for gamma in (1, 2, 4, 8))
+
+    option, facts = best_by_coverage(target, params, prompts, do_sample, usual)
+    return resolved_head(target, with_head(params, option), prompts, target.num_layers), facts
 
 
 def _lossless(
@@ -207,7 +236,7 @@ def cached_profile(
     """Return this model's profile of one k_draft, made on `prompts` the first time."""
     resident = resident_of(target.layers)
     several = len(prompts) > 1
-    drafted = (params.k_draft, params.renorm, params.at_hand, params.prefetch)
+    drafted = (params.k_draft, params.renorm, params.at_hand, params.prefetch, params.head, params.head_size)
     key = (*drafted, do_sample, several, id(resident))
     return _profiles.cached(target.model, key, lambda: make_profile(target, params, prompts, do_sample))
 
@@ -228,7 +257,8 @@ def make_profile(
         output = Decoding(session, drafter, StopRule(), stats).run()[0]
         spent += stats.total.seconds["draft"] + stats.total.seconds["verify"]
         meter.read(session, start + output, len(start), drafter.view)
-    costs = meter.costs(_plain_step(target, prompts, do_sample))
+    saved = saved_seconds(target, params, prompts, do_sample)
+    costs = meter.costs(_plain_step(target, prompts, do_sample)).cheaper(saved)
     passes = sum(costs.seconds(len(round_.confidence)) for round_ in rounds.rounds)
     top_k = min(layer.top_k for layer in moe_layers(target.layers))
     return Profile(rounds, costs.scaled(spent / passes), meter.unions(), top_k)

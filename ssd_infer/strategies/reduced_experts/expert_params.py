@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import Problem
 from ssd_infer.offload.layout import moe_layers
-from ssd_infer.strategies.base import Auto, DraftParams, at_least
+from ssd_infer.strategies.base import Auto, at_least
+from ssd_infer.strategies.head_params import HeadParams
 
 Mode = Literal["lossless", "adaptive"]
 
 
 @dataclass(slots=True)
-class ReducedExpertsParams(DraftParams):
+class ReducedExpertsParams(HeadParams):
     """How many experts a draft uses, how far it goes, and what is emitted without being compared."""
 
     k_draft: int | Auto = "auto"
@@ -44,7 +45,8 @@ class ReducedExpertsParams(DraftParams):
     def problems(self, target: Target | None) -> list[Problem]:
         """Check 1 <= k_draft <= k, gamma >= 1 and the shares."""
         names = ("k_draft", "gamma", "max_window")
-        found = [problem for name in names for problem in at_least(name, getattr(self, name), 1)]
+        found = HeadParams.problems(self, target)
+        found += [problem for name in names for problem in at_least(name, getattr(self, name), 1)]
         layers = [] if target is None else moe_layers(target.layers)
         top_k = min((layer.top_k for layer in layers), default=0)
         if isinstance(self.k_draft, int) and self.k_draft > top_k > 0:
@@ -56,6 +58,9 @@ class ReducedExpertsParams(DraftParams):
             )
         if not isinstance(self.tau_accept, str) and not self.tau_accept >= 0:
             found.append(Problem("draft_params.tau_accept", "must be >= 0", self.tau_accept))
+        if self.mode == "adaptive" and self.head not in ("auto", "full"):
+            rule = "must be full in mode adaptive, which compares the laws of draft and model over all tokens"
+            found.append(Problem("draft_params.head", rule, self.head, "use head=full, or mode=lossless"))
         if not 0 < self.eps < 1:
             found.append(Problem("draft_params.eps", "must be in (0, 1)", self.eps, "try 0.02"))
         return found
@@ -66,3 +71,5 @@ class AdaptiveParams(ReducedExpertsParams):
     """The same parameters, confident drafts emitted uncompared."""
 
     mode: Mode = "adaptive"
+    head: Literal["full"] | Auto = field(default="auto", kw_only=True)
+    """The model's own: what is emitted uncompared is judged by the laws of draft and model over all tokens."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from ssd_infer.report.format import interval, number, times
 from ssd_infer.report.table import Table
+from ssd_infer.strategies.head_report import HEAD_FACTS
 
 TITLE = "Searches for layers to leave out"
 CAPTION = (
@@ -35,7 +36,8 @@ def search_tables(row: Mapping[str, Any]) -> list[Table]:
 
 def _facts(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a row knows of its search: made beforehand, or inside the decoding."""
-    before = row["extra"].get("search") or {}
+    searched = row["extra"].get("search") or {}
+    before = {key: value for key, value in searched.items() if key != HEAD_FACTS}
     inside = row["extra"].get("drafter") or {}
     if before or "search_seconds" not in inside:
         return dict(before)

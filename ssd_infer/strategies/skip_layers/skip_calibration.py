@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,14 +12,17 @@ from ssd_infer.engine.sampling import SamplingParams
 from ssd_infer.engine.sublayers import SkipSet, skip_view
 from ssd_infer.engine.target import Target
 from ssd_infer.strategies.base import Resolved
+from ssd_infer.strategies.draft_head import resolved_head, with_head
 from ssd_infer.strategies.skip_layers import saved_search as store
 from ssd_infer.strategies.skip_layers.bayes import search_bayes
 from ssd_infer.strategies.skip_layers.dp import search_dp
 from ssd_infer.strategies.skip_layers.search_result import SearchResult
+from ssd_infer.strategies.skip_layers.skip_heads import best_head
 from ssd_infer.strategies.skip_layers.skip_params import SkipSetParams
 from ssd_infer.strategies.skip_layers.skip_trees import choose_tree
 from ssd_infer.tuning import scratch
 from ssd_infer.tuning.calibration_text import CalibrationSet, write_calibration_set
+from ssd_infer.tuning.draft_heads import FULL, HeadOption, head_options
 from ssd_infer.tuning.memo import Memo
 from ssd_infer.tuning.prediction import GAMMAS, THRESHOLDS, predict
 from ssd_infer.tuning.race import SURE, least_running, measured_speedup
@@ -70,7 +74,7 @@ def resolve_skip_set(
     A set whose predicted speedup is below 1 is refused, one below `SURE` is put to a race first.
     """
     if params.resolved:
-        return Resolved(params)
+        return Resolved(resolved_head(target, params, prompts, target.num_layers))
     if (reason := scratch.unsupported_reason(target)) is not None:
         missing = "give skip_attention, skip_mlp, gamma and confidence"
         return Resolved(None, f"plain decoding: no set can be searched or calibrated ({reason}); {missing}")
@@ -82,9 +86,15 @@ def resolve_skip_set(
     if params.skips is not None or params.gamma != "auto" or params.confidence != "auto":
         prediction = _predict(target, skips, params, prompts, do_sample)
         note = "; ".join(part for part in (prediction.describe(), note) if part)
+    prediction, option, of_head = _with_best_head(target, skips, params, prompts, do_sample, prediction)
     tree = choose_tree(target, skips, params, prompts, do_sample, prediction)
+    if tree is not None:
+        option = FULL if params.head == "auto" else option
+        note = f"{tree.describe()}; {note}"
+    if option != FULL:
+        note, facts = f"head {option.describe()}, {prediction.describe()}; {note}", facts | of_head
+    params = resolved_head(target, with_head(params, option), prompts, target.num_layers)
     speedup = prediction.speedup if tree is None else tree.speedup
-    note = note if tree is None else f"{tree.describe()}; {note}"
     if speedup < 1.0 or not len(skips):
         reason = f"plain decoding: no skip set is expected to gain ({note})"
         return Resolved(None, reason, speedup, facts)
@@ -157,10 +167,34 @@ def _predict(
     """Choose what is left open of γ and threshold for a given set."""
     material: CalibrationSet = write_calibration_set(target, prompts, SamplingParams(do_sample=do_sample))
     scores = material.score(skip_view(target, skips))
-    gammas = GAMMAS if isinstance(params.gamma, str) else [params.gamma]
-    thresholds = THRESHOLDS if isinstance(params.confidence, str) else [params.confidence]
+    gammas, thresholds = _open(params)
     costs = cached_sublayer_costs(target, _context(prompts), do_sample)
     return predict(scores, skips, costs, not do_sample, gammas, thresholds)
+
+
+def _open(params: SkipSetParams) -> tuple[Sequence[int], Sequence[float]]:
+    """Return the draft lengths and thresholds that `params` leave open."""
+    gammas = GAMMAS if isinstance(params.gamma, str) else [params.gamma]
+    return gammas, THRESHOLDS if isinstance(params.confidence, str) else [params.confidence]
+
+
+def _with_best_head(
+    target: Target,
+    skips: SkipSet,
+    params: SkipSetParams,
+    prompts: list[list[int]],
+    do_sample: bool,
+    full: Prediction,
+) -> tuple[Prediction, HeadOption, dict[str, Any]]:
+    """Return `full`, that of the full head, or the prediction of a restricted one that is faster or was asked for."""
+    if not len(skips) or not head_options(target, params.head, params.head_size):
+        return full, FULL, {}
+    material = write_calibration_set(target, prompts, SamplingParams(do_sample=do_sample))
+    costs = cached_sublayer_costs(target, _context(prompts), do_sample)
+    best = best_head(material, skips, costs, params, prompts, *_open(params))
+    if best is None or (params.head == "auto" and best[0].speedup <= full.speedup):
+        return full, FULL, {}
+    return best
 
 
 def _context(prompts: list[list[int]]) -> int:

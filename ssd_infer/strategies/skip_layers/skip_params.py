@@ -8,12 +8,13 @@ from ssd_infer.engine.sublayers import SkipSet
 from ssd_infer.engine.target import Target
 from ssd_infer.engine.tree_support import tree_problems
 from ssd_infer.errors import Problem
-from ssd_infer.strategies.base import Auto, DraftParams, at_least
+from ssd_infer.strategies.base import Auto, at_least
+from ssd_infer.strategies.head_params import HeadParams
 from ssd_infer.tuning.tree_shapes import shares_problems
 
 
 @dataclass(slots=True)
-class SkipSetParams(DraftParams):
+class SkipSetParams(HeadParams):
     """Which sublayers to skip, how many tokens to draft, and the threshold that ends a draft early."""
 
     skip_attention: list[int] | Auto = "auto"
@@ -51,7 +52,7 @@ class SkipSetParams(DraftParams):
 
     def problems(self, target: Target | None) -> list[Problem]:
         """Check layer numbers, gamma >= 1 and that shares lie in [0, 1]."""
-        found = at_least("gamma", self.gamma, 1)
+        found = HeadParams.problems(self, target) + at_least("gamma", self.gamma, 1)
         found += at_least("tree", self.tree, 1) + tree_problems(target, self.tree)
         found += shares_problems(self.shares)
         for name in ("skip_attention", "skip_mlp"):

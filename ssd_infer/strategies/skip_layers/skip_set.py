@@ -13,6 +13,7 @@ from ssd_infer.engine.session import Feedback, Proposal, Session
 from ssd_infer.engine.sublayers import SkipSet, unsupported_reason
 from ssd_infer.engine.target import Target
 from ssd_infer.strategies.base import DraftParams, Resolved
+from ssd_infer.strategies.draft_head import prompts_of, saved_seconds
 from ssd_infer.strategies.skip_layers import SKIP_SET
 from ssd_infer.strategies.skip_layers.guard import GainGuard
 from ssd_infer.strategies.skip_layers.skip_calibration import resolve_skip_set
@@ -53,12 +54,12 @@ class SkipSetDrafter(ViewDraft):
         if not isinstance(resolved.guard, str) and resolved.guard > 0:
             rows = session.rows
             context = max(len(row.tokens) + row.limit // 2 for row in rows)
-            costs = cached_sublayer_costs(session.target, context, not session.sampler.greedy, len(rows))
+            sampled = not session.sampler.greedy
+            saved = saved_seconds(session.target, params, prompts_of(session), sampled)
+            costs = cached_sublayer_costs(session.target, context, sampled, len(rows)).cheaper(saved)
             skips, seconds = resolved.skips or SkipSet(), None
             if self.shape is not None:
-                seconds = tree_seconds(
-                    session.target, skips, costs, self.shape, context, not session.sampler.greedy
-                )
+                seconds = tree_seconds(session.target, skips, costs, self.shape, context, sampled)
             self.guard = GainGuard(costs, skips, resolved.guard, seconds)
 
     def propose(self, limit: int) -> Proposal:

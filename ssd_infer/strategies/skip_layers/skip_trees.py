@@ -24,13 +24,16 @@ def choose_tree(
     do_sample: bool,
     chain: Prediction,
 ) -> TreePrediction | None:
-    """Return the tree to draft in place of `chain`: where one is asked for, or `auto` predicts that it is faster."""
+    """Return the tree to draft in place of `chain`: where one is asked for, or `auto` predicts that it is faster.
+
+    It is judged by what the whole head would draft.
+    """
     if params.tree == 1 or chains_only(target) is not None or not len(skips):
         return None
     material = write_calibration_set(target, prompts, SamplingParams(do_sample=do_sample))
     chances = rank_chances(
         material.reference.flatten(0, 1),
-        material.draft_logits(skip_view(target, skips)).flatten(0, 1),
+        target.logits(material.states_with(skip_view(target, skips))).flatten(0, 1),
         material.session.sampler,
     ).unflatten(0, material.ids.shape)
     context = max(map(len, prompts)) + material.width
@@ -53,7 +56,7 @@ def tree_seconds(
     """Return the seconds of a round that drafts `shape` with `skips`."""
     resume, known = skips.first(target.num_layers), cached_tree_costs(target, context, do_sample)
     seconds = round_seconds(known, shape, resume, _beyond(skips, costs))
-    return seconds * costs.whole.plain / known.plain
+    return seconds * costs.whole.plain / known.plain - costs.saved * shape.tree.depth
 
 
 def _beyond(skips: SkipSet, costs: SublayerCosts) -> float:

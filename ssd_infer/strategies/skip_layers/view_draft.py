@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ssd_infer.engine.sublayers import SkipSet, View, skip_view
 from ssd_infer.engine.window import Window
+from ssd_infer.strategies.head_report import head_tables
 from ssd_infer.strategies.skip_layers.search_report import search_tables
 from ssd_infer.strategies.stepwise import Stepwise
 from ssd_infer.strategies.stream_report import stream_plots, stream_tables
@@ -30,8 +31,8 @@ class ViewDraft(Stepwise):
 
     @classmethod
     def tables(cls, row: Mapping[str, Any]) -> list[Table]:
-        """Show its search, and acceptance along the streams."""
-        return [*search_tables(row), *stream_tables(row)]
+        """Show its search, its head, and acceptance along the streams."""
+        return [*search_tables(row), *head_tables(row), *stream_tables(row)]
 
     @classmethod
     def plots(cls, row: Mapping[str, Any]) -> list[Plot]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -40,7 +39,7 @@ def by_budget(
     ways = []
     for ratio in RATIOS:
         params = strategy.parse(fixed | {"ratio": ratio}, target)
-        ways.append(Way(f"{ratio:g}", strategy, params, asdict(params)))
+        ways.append(Way(f"{ratio:g}", strategy, params, params.described()))
     filled = Prefilled(target, rows, batch, new_tokens, room_for(ways))
     found = measure_cell(filled, ways, new_tokens, 1, their_tokens=0)
     report = cell_report(found, filled.slot_bytes, torch.finfo(target.dtype).bits >= 32)

@@ -15,6 +15,7 @@ from ssd_infer.engine.loop import Decoding, Plan
 from ssd_infer.engine.session import Session
 from ssd_infer.engine.target import Target
 from ssd_infer.strategies.base import DraftParams, Resolved
+from ssd_infer.strategies.head_report import head_tables
 from ssd_infer.strategies.sparse_attention import SPARSE_ATTENTION
 from ssd_infer.strategies.sparse_attention.budget_report import budget_plots, read_tables
 from ssd_infer.strategies.sparse_attention.budgets import study_budgets
@@ -51,8 +52,8 @@ class SparseAttention(SparseDraft):
 
     @classmethod
     def tables(cls, row: Mapping[str, Any]) -> list[Table]:
-        """Show what is read of the cache."""
-        return read_tables(row)
+        """Show its head, and what is read of the cache."""
+        return [*head_tables(row), *read_tables(row)]
 
     @classmethod
     def plots(cls, row: Mapping[str, Any]) -> list[Plot]:

@@ -8,11 +8,14 @@ from dataclasses import replace
 
 from ssd_infer.engine.target import Target
 from ssd_infer.strategies.base import Resolved
+from ssd_infer.strategies.draft_head import best_by_coverage, resolved_head, with_head
+from ssd_infer.strategies.head_report import HEAD_FACTS
 from ssd_infer.strategies.sparse_attention.draft_length import DraftLengthController
 from ssd_infer.strategies.sparse_attention.slot_budget import budget
 from ssd_infer.strategies.sparse_attention.sparse_costs import SparseCosts, cached_costs
 from ssd_infer.strategies.sparse_attention.sparse_memory import fits
 from ssd_infer.strategies.sparse_attention.sparse_params import SparseAttentionParams
+from ssd_infer.tuning.draft_heads import FULL
 from ssd_infer.tuning.memo import Memo
 from ssd_infer.tuning.rounds import expected_tokens
 
@@ -67,7 +70,8 @@ def resolve_sparse_attention(
     target: Target, params: SparseAttentionParams, prompts: list[list[int]], do_sample: bool
 ) -> Resolved:
     """Replace `auto`; plain decoding when nothing is predicted to gain. With a given γ nothing is measured."""
-    del do_sample
+    if params.gamma != "auto" or params.phases == "balanced":
+        params = resolved_head(target, params, prompts, target.num_layers)
     selector = "pillar" if params.selector == "auto" else params.selector
     floor = MIN_BUDGET if isinstance(params.min_budget, str) else params.min_budget
     ratios = RATIOS if isinstance(params.ratio, str) else (params.ratio,)
@@ -92,12 +96,27 @@ def resolve_sparse_attention(
     speedup, tau, best = max(
         (_predicted(target, costs, option, context) for option in options), key=lambda found: found[0]
     )
+    slots = budget(context, float(best.ratio), int(best.min_budget))
+    shares = remembered(target, best, slots)
+
+    def with_part(saved: float, coverage: float) -> float:
+        return costs.best_gamma(slots, [share * coverage for share in shares], saved)[1]
+
+    option, facts = best_by_coverage(target, best, prompts, do_sample, with_part)
+    best = resolved_head(target, with_head(best, option), prompts, target.num_layers)
+    if option != FULL:
+        found = facts[HEAD_FACTS]
+        saved, coverage = found["seconds_full"] - found["seconds"], found["coverage"]
+        shares = [share * coverage for share in shares]
+        gamma, speedup = costs.best_gamma(slots, shares, saved)
+        best, tau = replace(best, gamma=gamma), expected_tokens(shares[:gamma])
     details = f"{best.ratio:.0%} read, γ {best.gamma}, τ {tau:.1f}"
+    details += "" if option == FULL else f", head {option.describe()}"
     if speedup < LEAST_GAIN:
         return Resolved(
-            None, f"plain decoding: the best predicted speedup is {speedup:.2f} ({details})", speedup
+            None, f"plain decoding: the best predicted speedup is {speedup:.2f} ({details})", speedup, facts
         )
-    return Resolved(best, f"auto: {best.selector}, {details}, predicted {speedup:.2f}×", speedup)
+    return Resolved(best, f"auto: {best.selector}, {details}, predicted {speedup:.2f}×", speedup, facts)
 
 
 def _fits(target: Target, option: SparseAttentionParams, context: int, batch: int) -> bool:

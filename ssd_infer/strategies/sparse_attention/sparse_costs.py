@@ -46,12 +46,13 @@ class SparseCosts:
         draft, select = (Curve(self.budgets, seconds)(slots) for seconds in (self.draft, self.select))
         return RoundCosts(self.plain, draft, Curve(self.widths, self.verify), select)
 
-    def best_gamma(self, slots: int, shares: Sequence[float]) -> tuple[int, float]:
+    def best_gamma(self, slots: int, shares: Sequence[float], saved: float = 0.0) -> tuple[int, float]:
         """Return the γ of 1…len(shares) with the highest predicted speedup, and that speedup.
 
-        `shares` are the probabilities that the k-th draft is right where those before it were.
+        `shares` are the probabilities that the k-th draft is right where those before it were; `saved` the seconds that
+        the draft's head takes less than the model's.
         """
-        costs, lengths = self.reading(slots), range(1, len(shares) + 1)
+        costs, lengths = self.reading(slots).cheaper(saved), range(1, len(shares) + 1)
         options = [(gamma, costs.speedup(expected_tokens(shares[:gamma]), gamma)) for gamma in lengths]
         return max(options, key=lambda option: option[1])
 

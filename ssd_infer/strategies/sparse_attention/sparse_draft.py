@@ -169,4 +169,4 @@ class SparseDraft(Stepwise):
     def extra_bytes(cls, target: Target, params: DraftParams) -> int:
         """Return the working set and the scores of one row at the smallest budget; both grow with the context."""
         slots = int(cast(SparseAttentionParams, params).min_budget) + cls.max_draft(params)
-        return row_bytes(target, slots, slots)
+        return super().extra_bytes(target, params) + row_bytes(target, slots, slots)

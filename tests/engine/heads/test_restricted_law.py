@@ -12,15 +12,15 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 import ssd_infer
-from ssd_infer.engine.heads.static import StaticHead
 from ssd_infer.engine.laws import Law, Scored
 from ssd_infer.engine.sampling import Sampler, SamplingParams
-from ssd_infer.strategies import stepwise
 from tests.conftest import build_model
 
 VOCAB, NEW, ROWS = 7, 3, 6000
 PROMPT = [2, 3, 4, 2, 3, 4, 2, 3]
-SEEN = [1, 2, 3, 5]
+HEADS = ("static", "context", "lowrank")
+SEEN = 4
+"""Tokens a draft looks at, of seven."""
 DRAFTS: list[tuple[str, dict[str, Any]]] = [
     ("early_exit", {"exit_layer": 1, "gamma": 2}),
     ("early_exit+ngram", {"exit_layer": 1, "gamma": 2, "trust": 0}),
@@ -41,6 +41,7 @@ DRAFTS: list[tuple[str, dict[str, Any]]] = [
     ),
     ("sparse_attention", {"selector": "quest", "ratio": 0.3, "min_budget": 2, "gamma": 2}),
 ]
+STATIC = (DRAFTS[0][0], DRAFTS[0][1] | {"head": "static", "head_size": SEEN})
 SETTINGS = [{"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.9}]
 
 
@@ -48,12 +49,6 @@ SETTINGS = [{"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.9}]
 def model() -> Any:
     """A model over seven tokens whose first exit is a decent but wrong draft."""
     return build_model(layers=3, vocab_size=VOCAB, initializer_range=0.12)
-
-
-@pytest.fixture(autouse=True)
-def restricted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every draft look at four of the seven tokens."""
-    monkeypatch.setattr(stepwise, "FullHead", lambda target: StaticHead(target, torch.tensor(SEEN)))
 
 
 @torch.inference_mode()
@@ -98,11 +93,12 @@ def p_value(model: Any, settings: dict[str, Any], name: str, params: dict[str, A
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize(("name", "params"), DRAFTS, ids=[name for name, _ in DRAFTS])
 def test_follows_the_enumerated_law(
-    model: Any, name: str, params: dict[str, Any], settings: dict[str, Any]
+    model: Any, name: str, params: dict[str, Any], head: str, settings: dict[str, Any]
 ) -> None:
-    assert p_value(model, settings, name, params) > 1e-3
+    assert p_value(model, settings, name, params | {"head": head, "head_size": SEEN}) > 1e-3
 
 
 def _filled_with_zeros(sampler: Sampler, scored: Scored) -> tuple[Tensor, Law | None]:
@@ -123,21 +119,23 @@ def _residual_within(law: Law, p: Tensor) -> Tensor:
 
 def test_a_law_filled_with_zeros_fails(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Sampler, "choose", _filled_with_zeros)
-    assert p_value(model, SETTINGS[1], *DRAFTS[0]) < 1e-6
+    assert p_value(model, SETTINGS[1], *STATIC) < 1e-6
 
 
 def test_a_residual_within_what_was_looked_at_fails(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Law, "left_of", _residual_within)
-    assert p_value(model, SETTINGS[0], *DRAFTS[0]) < 1e-6
+    assert p_value(model, SETTINGS[0], *STATIC) < 1e-6
 
 
 @pytest.mark.parametrize(("name", "params"), DRAFTS, ids=[name for name, _ in DRAFTS])
+@pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("rules", [{}, {"repetition_penalty": 1.4, "suppress_tokens": [3]}])
 def test_greedy_text_of_a_ragged_batch_stays(
-    model: Any, name: str, params: dict[str, Any], rules: dict[str, Any]
+    model: Any, name: str, params: dict[str, Any], head: str, rules: dict[str, Any]
 ) -> None:
     rows = [PROMPT, PROMPT[:3], [1, 5, 6, 1, 5], [4]]
     plain = ssd_infer.generate(model, rows, max_new_tokens=24, **rules)
+    params = params | {"head": head, "head_size": SEEN}
     found = ssd_infer.generate(model, rows, draft=name, draft_params=params, max_new_tokens=24, **rules)
     assert found.sequences == plain.sequences
     assert found.stats.total.drafted

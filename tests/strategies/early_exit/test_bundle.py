@@ -38,7 +38,7 @@ def used(table: symtable.SymbolTable) -> Iterator[str]:
         yield from used(child)
 
 
-REPORTS = {"Study", "study_forced", "study_grid", "forced_tables", "grid_plots"}
+REPORTS = {"Study", "study_forced", "study_grid", "forced_tables", "grid_plots", "head_tables"}
 """What early exit adds to a report, which no decoding asks for."""
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import ssd_infer
+from ssd_infer.engine.laws import Law, Scored
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import ConfigError
 from ssd_infer.strategies.reduced_experts import expert_calibration as calibration
@@ -301,9 +302,9 @@ def test_a_draft_is_as_sure_as_its_lead() -> None:
     """Two likely tokens are a tie, and one that is unlikely but far ahead of the others is none."""
     drafter = ReducedExperts.__new__(ReducedExperts)
     logits = torch.tensor([[3.0, 3.0, -9.0], [0.0, -2.0, -2.0]])
-    assert drafter._top(logits, None).tolist() == pytest.approx([0.0, 1 - math.exp(-2)])
+    assert drafter._top(Scored(logits), None).tolist() == pytest.approx([0.0, 1 - math.exp(-2)])
     q = torch.tensor([[0.5, 0.5, 0.0], [0.8, 0.1, 0.1]])
-    assert drafter._top(logits, q).tolist() == pytest.approx([0.5, 0.8])
+    assert drafter._top(Scored(logits), Law(q)).tolist() == pytest.approx([0.5, 0.8])
 
 
 def test_gamma_follows_what_was_accepted() -> None:
