@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from ssd_infer.engine.sampling import SamplingParams
 from ssd_infer.engine.sublayers import SkipSet, skip_view
 from ssd_infer.engine.target import Target
@@ -16,6 +18,7 @@ from ssd_infer.tuning.tree_costs import BUDGETS, cached_tree_costs
 from ssd_infer.tuning.tree_rounds import BETTER, TreePrediction, best_tree, rank_chances, round_seconds
 
 
+@torch.inference_mode()
 def choose_tree(
     target: Target,
     skips: SkipSet,
