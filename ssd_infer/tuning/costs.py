@@ -18,6 +18,8 @@ from ssd_infer.engine.session import Session, open_session
 from ssd_infer.engine.target import Target
 
 WIDTHS = (1, 2, 3, 5, 9, 17)
+SHORT = 256
+"""Contexts up to so many tokens count as one: reading their keys costs little beside reading the weights."""
 BLOCKS = 3
 """Stretches of repeats a measurement is cut into; the quietest one counts."""
 
@@ -146,6 +148,11 @@ def measure_costs(
     layer = non_decreasing(layer)
     step = [max(1e-9, quiet[1, width] - one) for width, one in zip(widths, layer, strict=True)]
     return Costs(widths, tuple(layer), tuple(non_decreasing(step)), target.num_layers)
+
+
+def context_class(context: int) -> int:
+    """Return the power of two that stands for costs measured at `context` tokens: they change slowly with it."""
+    return max(SHORT, 1 << (context - 1).bit_length())
 
 
 def quiet_seconds(samples: Sequence[float], blocks: int = BLOCKS) -> float:

@@ -11,7 +11,15 @@ from ssd_infer.engine.sampling import Sampler, SamplingParams
 from ssd_infer.engine.session import open_session
 from ssd_infer.engine.sublayers import SkipSet, View, skip_view
 from ssd_infer.engine.target import Target
-from ssd_infer.tuning.costs import Costs, RoundCosts, measure_costs, quiet_seconds, timed
+from ssd_infer.tuning.costs import (
+    SHORT,
+    Costs,
+    RoundCosts,
+    context_class,
+    measure_costs,
+    quiet_seconds,
+    timed,
+)
 from ssd_infer.tuning.memo import Memo
 
 MAX_WEIGHT = 5
@@ -92,19 +100,23 @@ def measure_sublayers(
 _known: Memo[SublayerCosts] = Memo()
 
 
-def remember_costs(target: Target, costs: SublayerCosts, do_sample: bool = False, batch: int = 1) -> None:
+def remember_costs(
+    target: Target, costs: SublayerCosts, do_sample: bool = False, batch: int = 1, context: int = SHORT
+) -> None:
     """Let searches and drafters of this model use `costs` from now on, as long as it is and runs as it does now."""
-    _known.put(target.model, (do_sample, batch), costs)
+    _known.put(target.model, (context_class(context), do_sample, batch), costs)
 
 
 def cached_sublayer_costs(
     target: Target, context: int = 128, do_sample: bool = False, batch: int = 1
 ) -> SublayerCosts:
-    """Return this model's costs, measuring them the first time they are asked for at this batch size.
+    """Return this model's costs, measuring them the first time they are asked for at this batch size and context.
 
-    Batch sizes are rounded up to a power of two, 64 at most: costs change slowly with it.
+    Both are rounded up to a power of two, batches to 64 at most: costs change slowly with them.
     """
     batch = min(64, 1 << (batch - 1).bit_length())
     return _known.cached(
-        target.model, (do_sample, batch), lambda: measure_sublayers(target, context, do_sample, batch)
+        target.model,
+        (context_class(context), do_sample, batch),
+        lambda: measure_sublayers(target, context, do_sample, batch),
     )

@@ -9,8 +9,11 @@ import pytest
 import torch
 
 from ssd_infer.engine.target import Target
-from ssd_infer.tuning import costs
+from ssd_infer.strategies.early_exit import exit_calibration
+from ssd_infer.strategies.early_exit.exit_calibration import cached_profile
+from ssd_infer.tuning import costs, sublayer_costs
 from ssd_infer.tuning.costs import Costs, measure_costs, non_decreasing, quiet_seconds
+from ssd_infer.tuning.sublayer_costs import cached_sublayer_costs
 from tests.conftest import ModelFactory
 
 
@@ -55,3 +58,26 @@ def test_under_load_no_wide_pass_is_cheaper_than_a_narrow_one(
     for gamma in range(1, 17):
         assert measured.exit(0).verify(gamma + 1) >= measured.plain * (1 - 1e-9)
         assert measured.exit(2).verify(gamma + 1) >= measured.plain * (1 - 1e-9)
+
+
+def test_costs_are_of_the_context_that_is_decoded(
+    tiny_model: ModelFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Passes after a long prompt are measured after one as long; within a power of two, once."""
+    asked: list[int] = []
+
+    def measured(_: Target, context: int, *__: object, **___: object) -> Costs:
+        asked.append(context)
+        return Costs((1, 2), (1.0, 1.0), (1.0, 1.0), 2)
+
+    monkeypatch.setattr(exit_calibration, "measure_costs", measured)
+    monkeypatch.setattr(sublayer_costs, "measure_costs", measured)
+    model = tiny_model(max_position_embeddings=2048)
+    target = Target.of(model)
+    for longest in (20, 30, 700, 900, 1500):
+        cached_profile(target, [[3] * longest, [5] * 7], do_sample=False)
+    assert asked == [20, 700, 1500]
+    asked.clear()
+    for longest in (20, 130, 700, 900, 1500):
+        cached_sublayer_costs(target, longest)
+    assert asked == [20, 700, 1500]

@@ -7,7 +7,7 @@ tells, for every exit at once, which drafts would be accepted: simulated α is e
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from ssd_infer.engine.session import open_session
 from ssd_infer.engine.stats import Stats
 from ssd_infer.engine.stopping import StopRule
 from ssd_infer.engine.target import Target
-from ssd_infer.tuning.costs import Costs, measure_costs
+from ssd_infer.tuning.costs import SHORT, Costs, context_class, measure_costs
 from ssd_infer.tuning.memo import Memo
 from ssd_infer.tuning.rounds import Prediction, draft_limits, predict_rounds
 
@@ -129,6 +129,7 @@ def overlap(final: Tensor, early: Tensor, sampler: Sampler) -> tuple[Tensor, Ten
 
 
 _profiles: Memo[ExitProfile] = Memo()
+_costs: Memo[Costs] = Memo()
 
 
 def remember(target: Target, found: ExitProfile) -> None:
@@ -137,6 +138,15 @@ def remember(target: Target, found: ExitProfile) -> None:
 
 
 def cached_profile(target: Target, prompts: list[list[int]], do_sample: bool) -> ExitProfile:
-    """Return this model's profile, calibrating on `prompts` the first time."""
+    """Return this model's profile, calibrating on `prompts` the first time, with what passes cost after such prompts.
+
+    Acceptance is looked at after the ends of prompts, which is cheaper; costs grow with the whole of them.
+    """
     texts = [row[-_PROMPT_TOKENS:] for row in prompts[:_CALIBRATION_PROMPTS]]
-    return _profiles.cached(target.model, do_sample, lambda: profile(target, texts, do_sample))
+    known = _profiles.cached(target.model, do_sample, lambda: profile(target, texts, do_sample))
+    longest = max(map(len, prompts))
+    if longest <= SHORT:
+        return known
+    key = context_class(longest), do_sample
+    costs = _costs.cached(target.model, key, lambda: measure_costs(target, longest, do_sample))
+    return replace(known, costs=costs)

@@ -15,7 +15,7 @@ from ssd_infer.strategies.early_exit.exit_calibration import MAX_GAMMA, ExitPred
 from ssd_infer.strategies.head_params import HeadParams
 from ssd_infer.strategies.head_report import head_facts
 from ssd_infer.tuning.calibration_text import choices
-from ssd_infer.tuning.costs import RoundCosts
+from ssd_infer.tuning.costs import RoundCosts, context_class
 from ssd_infer.tuning.draft_heads import FULL, HeadOption, head_options, make_head
 from ssd_infer.tuning.head_ground import states_of
 from ssd_infer.tuning.head_study import HeadScores, along_text, head_seconds
@@ -93,7 +93,8 @@ def _measured(
     exits: list[int],
 ) -> list[ExitHead]:
     """Return what every option does at every exit, measured the first time."""
-    key = (known.do_sample, tuple(options), tuple(exits))
+    longest = context_class(max(map(len, prompts)))
+    key = (known.do_sample, tuple(options), tuple(exits), longest)
     return _heads.cached(target.model, key, lambda: _measure(target, known, options, prompts, exits))
 
 
