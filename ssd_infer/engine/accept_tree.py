@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ssd_infer.engine.laws import Law
 from ssd_infer.engine.sampling import Sampler
 from ssd_infer.engine.tree import ABSENT, TreeDraft
 from ssd_infer.engine.uniforms import Purpose
@@ -73,10 +74,10 @@ class _Trial:
         self.left, self._waiting = left, waiting
         self._rows = torch.arange(len(left), device=left.device)
         self._drawn = draft.drawn
-        self._q: Tensor | None = None
+        self._q: Law | None = None
         if draft.laws is not None and draft.drawn is not None:
             law = torch.where(waiting, draft.drawn, ABSENT).amax(dim=1)
-            self._q = draft.laws[self._rows, law.clamp(min=0)]
+            self._q = draft.laws.at(self._rows, law.clamp(min=0))
 
     def run(self, tokens: Tensor, numbers: Tensor) -> Tensor:
         """Return the accepted child `(B,)` of each row, -1 where none is; `left` then is what rejections left."""
@@ -103,22 +104,16 @@ class _Trial:
         """Return the probability `(B,)` each row's token had of being this child."""
         if self._q is None:
             return torch.ones_like(token, dtype=self.left.dtype)
-        return torch.where(self._certain(node), 1.0, self._q[self._rows, token])
+        return torch.where(self._certain(node), 1.0, self._q.of(token))
 
     def _reject(self, rejected: Tensor, node: Tensor, token: Tensor) -> None:
         """Take what the rejected child could have been out of p, and its token out of q."""
         without = self.left.scatter(1, token.unsqueeze(1), 0.0)
         if self._q is not None:
             certain = self._certain(node).unsqueeze(1)
-            without = torch.where(certain, without, (self.left - self._q).clamp_(min=0.0))
-            self._q = _normalised(self._q.scatter(1, token.unsqueeze(1), 0.0))
+            without = torch.where(certain, without, self._q.left_of(self.left))
+            self._q = self._q.without(token)
         total = without.sum(dim=-1, keepdim=True)
         # p == q to the last bit leaves nothing; such a rejection has probability 0 and p is then the right law.
         usable = rejected.unsqueeze(1) & (total > 0)
         self.left = torch.where(usable, without / total, self.left)
-
-
-def _normalised(weights: Tensor) -> Tensor:
-    """Return `weights` `(B, V)` as distributions; one that holds nothing stays so, and nothing more is drawn of it."""
-    total = weights.sum(dim=-1, keepdim=True)
-    return weights / torch.where(total > 0, total, 1.0)

@@ -82,6 +82,16 @@ class Law:
             return (p - self.probs).clamp_(min=0.0)
         return p.scatter_add(-1, self.ids.expand(self.probs.shape), -self.probs).clamp_(min=0.0)
 
+    def without(self, tokens: Tensor) -> Law:
+        """Return the distributions `(…, K)` without `tokens` `(…)`, normalised; nothing is left of a certain one."""
+        index = tokens.unsqueeze(-1)
+        if self.ids is None:
+            left = self.probs.scatter(-1, index, 0.0)
+        else:
+            left = self.probs.masked_fill(self.ids == index, 0.0)
+        total = left.sum(dim=-1, keepdim=True)
+        return Law(left / torch.where(total > 0, total, 1.0), self.ids)
+
     def first(self, width: int) -> Law:
         """Return the first `width` of laws `(B, γ)`."""
         ids = self.ids

@@ -171,6 +171,21 @@ class Session:
             return scored
         return self.ruled(scored, partial(self.rules.step, self.rows, drafts=drafts))
 
+    def level_scores(self, scored: Scored, paths: Sequence[Sequence[int]]) -> Scored:
+        """Return what a draft chooses by after `paths`, the drafts before each of E nodes of every row in turn.
+
+        Scores are `(B, E, K)`, or what rules make of them.
+        """
+        if self.rules is None:
+            return scored
+        rules = self.rules
+        every = [row for row in self.rows for _ in range(len(paths) // len(self.rows))]
+
+        def rule(logits: Tensor) -> Tensor:
+            return rules.step(every, logits.flatten(0, 1), paths).view(logits.shape)
+
+        return self.ruled(scored, rule)
+
     def ruled(self, scored: Scored, rule: Callable[[Tensor], Tensor]) -> Scored:
         """Return what `rule` makes of `scored`, where rules of generation hold; it knows scores of all tokens only."""
         return scored if self.rules is None else scored.through(rule, self.target.vocab_size)

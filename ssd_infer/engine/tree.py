@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ssd_infer.engine.laws import Law
+
 ABSENT = -1
 """As a parent: the node stands in no tree, its row drafts less than others."""
 
@@ -81,14 +83,14 @@ class TreeDraft:
     """How the tokens of a tree `(B, N)` were come by.
 
     `present` `(B, N)`: nodes that really are there (None: all that have a parent); below an absent node all are absent.
-    `laws` `(B, M, V)`: the distributions that nodes were drawn from, and `drawn` `(1|B, N)` which of them, -1 for a
+    `laws` `(B, M)`: the distributions that nodes were drawn from, and `drawn` `(1|B, N)` which of them, -1 for a
     token that was not drawn; None where none was. All drawn children of a node are of one law, drawn one after another
     from what it leaves without every earlier sibling.
     """
 
     tree: Tree
     present: Tensor | None = None
-    laws: Tensor | None = None
+    laws: Law | None = None
     drawn: Tensor | None = None
 
     def parents(self) -> list[list[int]]:

@@ -42,7 +42,7 @@ def chains_only(target: Target) -> str | None:
         return reason
     with evaluating(target.model):
         try:
-            apart = _apart(target)
+            apart = _from_its_paths(target)
         except Exception as error:  # noqa: BLE001  the sentence says what was raised
             return f"a pass over a token tree fails ({one_line(error)})"
     if not apart <= tolerance(target):
@@ -61,7 +61,7 @@ def _by_order(target: Target) -> str | None:
     return None
 
 
-def _apart(target: Target) -> float:
+def _from_its_paths(target: Target) -> float:
     """Return how far the logits of a tree's nodes are from those of its paths, as a share of the largest."""
     tree = Tree([_PARENTS], target.device)
     count = tree.nodes + 1

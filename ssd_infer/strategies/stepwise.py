@@ -11,8 +11,11 @@ from ssd_infer.engine.heads.head import DraftHead
 from ssd_infer.engine.laws import Law, Scored
 from ssd_infer.engine.session import Proposal, Session
 from ssd_infer.engine.target import Target
+from ssd_infer.engine.tree_shape import Shape
+from ssd_infer.engine.window import Window
 from ssd_infer.strategies.base import DraftParams, Strategy
 from ssd_infer.strategies.draft_head import extra_head_bytes, open_head
+from ssd_infer.strategies.grown_trees import GrownTree
 
 
 class Stepwise(Strategy):
@@ -29,6 +32,8 @@ class Stepwise(Strategy):
         self.capture: tuple[int, ...] = ()
         self.head: DraftHead = open_head(session, params, self.head_depth(session.target, params))
         """What scores the states of `step`; follows the rows at the beginning of every round."""
+        self.shape: Shape | None = None
+        """The tree a round drafts; None drafts a chain."""
 
     @classmethod
     def head_depth(cls, target: Target, params: DraftParams) -> int:
@@ -49,8 +54,22 @@ class Stepwise(Strategy):
         """Return the target's own states after `resume_layer` layers, of the step that has just returned `hidden`."""
         return hidden
 
+    def beyond(self, own: Tensor, window: Window) -> Tensor:
+        """Return the draft's states `(B, T, d)`, from the target's own after `resume_layer` layers at `window`.
+
+        What `step` does with one token, for those drafts that grow trees.
+        """
+        del window
+        return own
+
     def propose(self, limit: int) -> Proposal:
-        """Draft min(γ, limit) tokens, fewer for rows whose confidence falls below the threshold."""
+        """Draft min(γ, limit) tokens, fewer for rows whose confidence falls below the threshold.
+
+        With a `shape`, γ bounds its depth.
+        """
+        if self.shape is not None:
+            self.head.follow(self.session.rows)
+            return GrownTree(self, self.shape.until(min(self.gamma, limit))).propose()
         return self.extend(min(self.gamma, limit), self.session.pending)
 
     def extend(self, gamma: int, token: Tensor) -> Proposal:

@@ -117,30 +117,35 @@ class Costs:
 
 @torch.inference_mode()
 def measure_costs(
-    target: Target, context: int = 128, do_sample: bool = False, repeats: int = 9, batch: int = 1
+    target: Target,
+    context: int = 128,
+    do_sample: bool = False,
+    repeats: int = 9,
+    batch: int = 1,
+    widths: tuple[int, ...] = WIDTHS,
 ) -> Costs:
-    """Time full and one-layer passes of several widths, interleaved, and split them into layer and fixed cost.
+    """Time full and one-layer passes of several `widths`, interleaved, and split them into layer and fixed cost.
 
     A shared machine drifts, so every repeat visits every width and `quiet_seconds` sums the repeats up; more tokens
     never cost less, so what noise turned round is levelled by `non_decreasing`.
     """
     sampler = Sampler(SamplingParams(do_sample=do_sample), target.device, seed=0)
-    session = open_session(target, [[0] * context] * batch, 1, max(WIDTHS), sampler)
+    session = open_session(target, [[0] * context] * batch, 1, max(widths), sampler)
     session.pretend([context] * batch)
     seconds: dict[tuple[int, int], list[float]] = {}
     depths = (1, target.num_layers)
     for repeat in range(repeats + 1):
-        for width in WIDTHS:
+        for width in widths:
             for depth in depths:
                 spent = timed(partial(_one_pass, session, depth, width), target.device)
                 if repeat:
                     seconds.setdefault((depth, width), []).append(spent)
     quiet = {key: quiet_seconds(values) for key, values in seconds.items()}
     span = max(1, target.num_layers - 1)
-    layer = [max(1e-9, (quiet[depths[1], width] - quiet[1, width]) / span) for width in WIDTHS]
+    layer = [max(1e-9, (quiet[depths[1], width] - quiet[1, width]) / span) for width in widths]
     layer = non_decreasing(layer)
-    step = [max(1e-9, quiet[1, width] - one) for width, one in zip(WIDTHS, layer, strict=True)]
-    return Costs(WIDTHS, tuple(layer), tuple(non_decreasing(step)), target.num_layers)
+    step = [max(1e-9, quiet[1, width] - one) for width, one in zip(widths, layer, strict=True)]
+    return Costs(widths, tuple(layer), tuple(non_decreasing(step)), target.num_layers)
 
 
 def quiet_seconds(samples: Sequence[float], blocks: int = BLOCKS) -> float:

@@ -13,11 +13,14 @@ from tests.conftest import FAMILIES, ModelFactory, build_model
 NEW = 24
 DRAFTS: dict[str, list[dict[str, Any]]] = {
     "early_exit": [{"exit_layer": e, "gamma": g} for e in (1, 2, 3) for g in (1, 4, 8)]
-    + [{"exit_layer": 3, "gamma": 8, "confidence": 0.4}],
-    "ngram": [{"gamma": 6}],
+    + [{"exit_layer": 3, "gamma": 8, "confidence": 0.4}]
+    + [{"exit_layer": e, "gamma": 4, "tree": t} for e, t in ((1, 8), (3, 4), (3, 32))]
+    + [{"exit_layer": 3, "gamma": 4, "tree": 9, "confidence": 0.4, "shares": [0.4, 0.3, 0.2]}],
+    "ngram": [{"gamma": 6}, {"gamma": 6, "tree": 3}, {"gamma": 3, "tree": 12}, {"tree": "auto"}],
     "early_exit+ngram": [
         {"exit_layer": e, "gamma": g, "trust": t} for e, g, t in ((1, 4, 0), (3, 1, 0), (3, 8, 1))
-    ],
+    ]
+    + [{"exit_layer": 3, "gamma": 4, "trust": t, "tree": n} for t, n in ((0, 8), (1, 3), (2, 16))],
 }
 CASES = [(name, params) for name, options in DRAFTS.items() for params in options]
 

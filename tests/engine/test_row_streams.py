@@ -24,7 +24,24 @@ ALONE: dict[str, dict[str, Any]] = {
     "plain": {},
     "early_exit": {"draft": "early_exit", "draft_params": {"exit_layer": 2, "gamma": 4}},
     "confident": {"draft": "early_exit", "draft_params": {"exit_layer": 2, "gamma": 4, "confidence": 0.15}},
+    "tree": {"draft": "early_exit", "draft_params": {"exit_layer": 2, "gamma": 3, "tree": 8}},
+    "confident tree": {
+        "draft": "early_exit",
+        "draft_params": {"exit_layer": 2, "gamma": 3, "tree": 8, "confidence": 0.1},
+    },
     "ngram": {"draft": "ngram", "draft_params": {"gamma": 3}},
+    "skipping tree": {
+        "draft": "skip_set",
+        "draft_params": {
+            "skip_mlp": [1],
+            "skip_attention": [2],
+            "gamma": 3,
+            "confidence": 0.05,
+            "guard": 0.0,
+            "tree": 8,
+        },
+    },
+    "ngram tree": {"draft": "ngram", "draft_params": {"gamma": 3, "tree": 7}},
     "skip_set": {
         "draft": "skip_set",
         "draft_params": {
@@ -48,6 +65,11 @@ TOGETHER: dict[str, dict[str, Any]] = {
         "draft_params": {"skip_mlp": [1], "skip_attention": [2], "gamma": 3, "confidence": 0.3, "aim": 0.5},
     },
     "copies": {"draft": "early_exit+ngram", "draft_params": {"exit_layer": 2, "gamma": 3}},
+    "copies beside": {
+        "draft": "early_exit+ngram",
+        "draft_params": {"exit_layer": 2, "gamma": 3, "tree": 8},
+    },
+    "as many nodes as pay": {"draft": "ngram", "draft_params": {"gamma": 3, "tree": "auto"}},
     "balanced": {
         "draft": "sparse_attention",
         "draft_params": {

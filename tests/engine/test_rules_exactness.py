@@ -18,7 +18,11 @@ NEW, VOCAB = 20, 29
 DRAFTS: dict[str, tuple[str | None, dict[str, Any]]] = {
     "none": (None, {}),
     "ngram": ("ngram", {"gamma": 5}),
+    "ngram, tree": ("ngram", {"gamma": 5, "tree": 9}),
     "early_exit": ("early_exit", {"exit_layer": 3, "gamma": 5}),
+    "early_exit, tree": ("early_exit", {"exit_layer": 3, "gamma": 3, "tree": 7}),
+    "early_exit, sure tree": ("early_exit", {"exit_layer": 3, "gamma": 3, "tree": 7, "confidence": 0.3}),
+    "early_exit+ngram, tree": ("early_exit+ngram", {"exit_layer": 3, "gamma": 3, "tree": 9, "trust": 0}),
     "early_exit, sure": ("early_exit", {"exit_layer": 2, "gamma": 4, "confidence": 0.3}),
     "early_exit+ngram": ("early_exit+ngram", {"exit_layer": 3, "gamma": 4, "trust": 0}),
     "early_exit+ngram, trusting": ("early_exit+ngram", {"exit_layer": 3, "gamma": 4, "trust": 1}),
@@ -27,6 +31,10 @@ DRAFTS: dict[str, tuple[str | None, dict[str, Any]]] = {
     "skip_set": (
         "skip_set",
         {"skip_attention": [3], "skip_mlp": [2], "gamma": 5, "confidence": 0.0, "guard": 0.0},
+    ),
+    "skip_set, tree": (
+        "skip_set",
+        {"skip_attention": [3], "skip_mlp": [2], "gamma": 4, "confidence": 0.2, "guard": 0.0, "tree": 9},
     ),
     "swift": ("swift", {"share": 1.0, "fruitless": 1.0, "worth": 1.0, "window": 8, "max_trials": 4}),
     "sparse_attention": (

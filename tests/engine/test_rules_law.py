@@ -20,8 +20,11 @@ PROMPT = [2, 3, 4, 2, 3, 4, 2, 3]
 DRAFTS: dict[str, tuple[str | None, dict[str, Any]]] = {
     "none": (None, {}),
     "ngram": ("ngram", {"gamma": 2}),
+    "ngram, tree": ("ngram", {"gamma": 2, "tree": 6}),
     "early_exit": ("early_exit", {"exit_layer": 1, "gamma": 2}),
     "early_exit+ngram": ("early_exit+ngram", {"exit_layer": 1, "gamma": 2, "trust": 0}),
+    "early_exit, tree": ("early_exit", {"exit_layer": 1, "gamma": 2, "tree": 6}),
+    "early_exit+ngram, tree": ("early_exit+ngram", {"exit_layer": 1, "gamma": 2, "tree": 8, "trust": 0}),
     "early_exit+del": ("early_exit+del", {"gamma": 2, "guard": 0.0}),
     "skip_set": (
         "skip_set",

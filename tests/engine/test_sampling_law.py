@@ -21,6 +21,12 @@ PROMPT = [2, 3, 4, 2, 3, 4, 2, 3]
 DRAFTS: list[tuple[str, dict[str, Any]]] = [
     ("early_exit", {"exit_layer": 1, "gamma": 2}),
     ("ngram", {"gamma": 2}),
+    ("ngram", {"gamma": 2, "tree": 7}),
+    ("early_exit", {"exit_layer": 1, "gamma": 2, "tree": 8}),
+    ("skip_set", {"skip_attention": [0], "skip_mlp": [1], "gamma": 2, "confidence": 0.0, "tree": 8}),
+    ("skip_set", {"skip_attention": [2], "skip_mlp": [1], "gamma": 2, "confidence": 0.2, "tree": 6}),
+    ("early_exit", {"exit_layer": 1, "gamma": 2, "tree": 5, "confidence": 0.3}),
+    ("early_exit+ngram", {"exit_layer": 1, "gamma": 2, "trust": 0, "tree": 9}),
     ("early_exit+ngram", {"exit_layer": 1, "gamma": 2, "trust": 0}),
     ("early_exit+ngram", {"exit_layer": 1, "gamma": 2, "trust": 1}),
 ]

@@ -99,7 +99,7 @@ class _NotNormalised(accept_tree._Trial):
 
     def _reject(self, rejected: Tensor, node: Tensor, token: Tensor) -> None:
         assert self._q is not None
-        left = (self.left - self._q).clamp(min=0.0)
+        left = self._q.left_of(self.left)
         super()._reject(rejected, node, token)
         self.left = torch.where(rejected.unsqueeze(1) & (left.sum(1, keepdim=True) > 0), left, self.left)
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ssd_infer.engine.drafter import Drafter, DraftParams
+from ssd_infer.engine.laws import Law
 from ssd_infer.engine.loop import Plan, decode
 from ssd_infer.engine.sampling import Sampler, SamplingParams
 from ssd_infer.engine.session import Feedback, Proposal, Session
@@ -168,7 +169,7 @@ class DrawnTrees(Drafter):
         draft = TreeDraft(
             tree,
             torch.stack(present, dim=1) if self.counted else None,
-            torch.stack(laws, dim=1),
+            Law(torch.stack(laws, dim=1)),
             torch.tensor([drawn]),
         )
         return Proposal(torch.stack(words, dim=1), tree=draft, forwards=0)

@@ -40,6 +40,8 @@ RANGES: dict[str, Range] = {
     "gamma": lambda _: st.one_of(st.integers(1, 5), st.integers(1, 12)),
     "exit_layer": lambda scope: st.integers(1, scope.layers - 1),
     "exits": lambda scope: st.none() | st.lists(st.integers(1, scope.layers - 1), min_size=1, unique=True),
+    "shares": _some(None, [0.6, 0.2, 0.1], [0.3, 0.3, 0.3], [0.9]),
+    "tree": lambda _: st.one_of(st.just(1), st.integers(2, 5), st.integers(2, 16)),
     "head_size": _whole(1, 5),
     "k_draft": lambda scope: st.integers(1, scope.top_k),
     "confidence": _some(0.0, 0.0, 0.3, 0.6, 0.9),
@@ -64,7 +66,7 @@ RANGES: dict[str, Range] = {
     "worth": _some(1.0),
     "search_seconds": _some(0.1),
 }
-ALWAYS = ("share", "fruitless", "worth", "guard", "gamma")
+ALWAYS = ("share", "fruitless", "worth", "guard", "gamma", "tree")
 """Fields that are drawn even where the strategy has a default."""
 
 

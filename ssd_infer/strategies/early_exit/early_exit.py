@@ -15,14 +15,16 @@ from ssd_infer.engine.session import Session
 from ssd_infer.engine.target import Target
 from ssd_infer.strategies.base import DraftParams, Resolved
 from ssd_infer.strategies.early_exit import EARLY_EXIT
-from ssd_infer.strategies.early_exit.exit_choice import resolve_early_exit
 from ssd_infer.strategies.early_exit.exit_params import EarlyExitParams
+from ssd_infer.strategies.early_exit.exit_trees import resolve_early_exit
 from ssd_infer.strategies.early_exit.forced import study_forced
 from ssd_infer.strategies.early_exit.grid import study_grid
 from ssd_infer.strategies.early_exit.study_report import forced_tables, grid_plots
 from ssd_infer.strategies.head_report import head_tables
 from ssd_infer.strategies.stepwise import Stepwise
 from ssd_infer.strategies.study import Study
+from ssd_infer.tuning.tree_costs import most_nodes
+from ssd_infer.tuning.tree_shapes import shape_of
 
 if TYPE_CHECKING:
     from ssd_infer.report.table import Plot, Table
@@ -42,6 +44,7 @@ class EarlyExit(Stepwise):
         self.exit_layer = self.resume_layer = int(resolved.exit_layer)
         self.gamma = int(resolved.gamma)
         self.confidence = 0.0 if resolved.confidence == "auto" else resolved.confidence
+        self.shape = shape_of(session.target, resolved.tree, resolved.shares, self.gamma)
 
     def step(self, token: Tensor, offset: int) -> Tensor:
         """Run the first E layers on one `token` `(B,)` a row; return exit states `(B, 1, d)`."""
@@ -66,7 +69,9 @@ class EarlyExit(Stepwise):
             return []
         grid = context.wanted or context.settings.draft.startswith(EARLY_EXIT.name)
         found = [Study("grid", study_grid, "start")] if grid else []
-        return found if context.params is None else [*found, Study("teacher_forced", study_forced)]
+        if context.params is None or context.params["tree"] != 1:
+            return found
+        return [*found, Study("teacher_forced", study_forced)]
 
     @classmethod
     def tables(cls, row: Mapping[str, Any]) -> list[Table]:
@@ -86,8 +91,9 @@ class EarlyExit(Stepwise):
 
     @classmethod
     def max_draft(cls, params: DraftParams) -> int:
-        """Return γ."""
-        return int(cast(EarlyExitParams, params).gamma)
+        """Return γ, or the nodes of a tree."""
+        found = cast(EarlyExitParams, params)
+        return max(int(found.gamma), most_nodes(found.tree))
 
     @classmethod
     def resolve(

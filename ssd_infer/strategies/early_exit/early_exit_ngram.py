@@ -4,6 +4,8 @@ A copied continuation (prompt lookup) is itself verified by the exit in one pass
 acceptance rule the target uses later, so what comes out is distributed exactly as the exit would have drafted it,
 many tokens for the price of one early pass. The exit's own next token and more drafted steps follow. Where a long
 match has proved reliable on this row, the copy goes to the target as it is, without asking the exit.
+
+With `tree` above 1 the exit is not asked about copies at all: they become branches beside the tree it drafts.
 """
 
 from __future__ import annotations
@@ -22,9 +24,11 @@ from ssd_infer.engine.target import Target
 from ssd_infer.errors import Problem
 from ssd_infer.strategies.base import DraftParams, at_least
 from ssd_infer.strategies.early_exit import EARLY_EXIT_NGRAM
+from ssd_infer.strategies.early_exit.copies_beside import CopiesBeside
 from ssd_infer.strategies.early_exit.early_exit import EarlyExit
 from ssd_infer.strategies.early_exit.exit_params import EarlyExitParams
 from ssd_infer.strategies.ngram.ngram import NgramIndex, pack
+from ssd_infer.tuning.tree_costs import most_nodes
 
 
 @dataclass(slots=True)
@@ -87,9 +91,12 @@ class EarlyExitNgram(EarlyExit):
         self._raw = Reliability(prior=float(self.copying.copy))
         self._checked = Reliability(prior=float(self.gamma) / 2)
         self._is_raw = False
+        self._beside = None if self.shape is None else CopiesBeside(self, self.copying)
 
     def propose(self, limit: int) -> Proposal:
         """Draft from a copy where a row has one; without any copy this is plain early-exit drafting."""
+        if self._beside is not None:
+            return self._tree(self._beside, limit)
         found = [
             index.lookup(row.tokens, min(self.copying.copy, limit))
             for index, row in zip(self.indices, self.session.rows, strict=True)
@@ -103,18 +110,29 @@ class EarlyExitNgram(EarlyExit):
         return self._checked_copy(copies, limit)
 
     def observe(self, feedback: Feedback) -> None:
-        """Learn what this way of drafting won."""
+        """Learn what this way of drafting won, and which copies were right."""
         won = sum(feedback.accepted) / len(feedback.accepted)
         (self._raw if self._is_raw else self._checked).learn(won)
+        if self._beside is not None:
+            self._beside.learn(feedback.path or [])
 
     def keep_rows(self, kept: list[int]) -> None:
         """Forget the indices of ended rows."""
         self.indices = [self.indices[position] for position in kept]
+        if self._beside is not None:
+            self._beside.keep_rows(kept)
 
     def _trusts(self, sizes: list[int]) -> bool:
         """Tell whether raw copies are expected to win more tokens than checked ones."""
         trust = self.copying.trust
         return trust > 0 and min(sizes) >= trust and self._raw.mean > self._checked.mean
+
+    def _tree(self, beside: CopiesBeside, limit: int) -> Proposal:
+        """Draft a tree with copies as branches, or of copies alone; without any copy the tree is the exit's."""
+        self._is_raw = self._trusts(beside.look(limit))
+        if self._is_raw:
+            return beside.copies_alone(limit)
+        return beside.propose(limit) if beside.found else super().propose(limit)
 
     def _checked_copy(self, copies: list[list[int]], limit: int) -> Proposal:
         """Verify copies with the exit, then draft on until γ tokens are there."""
@@ -165,7 +183,7 @@ class EarlyExitNgram(EarlyExit):
     def max_draft(cls, params: DraftParams) -> int:
         """Return the longest of γ drafts and a copy with its follower and steps."""
         resolved = cast(EarlyExitNgramParams, params)
-        return int(resolved.gamma) + resolved.copy + 1
+        return max(int(resolved.gamma) + resolved.copy + 1, most_nodes(resolved.tree))
 
 
 @dataclass(slots=True)

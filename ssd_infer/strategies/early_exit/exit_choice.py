@@ -1,4 +1,4 @@
-"""Choose exit, draft length, confidence stop and head together, by predicted speedup."""
+"""Choose exit, draft length, confidence stop and head of a chain together, by predicted speedup."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ssd_infer.strategies.early_exit.exit_params import EarlyExitParams
 from ssd_infer.tuning.draft_heads import FULL
 
 
-def resolve_early_exit(
+def resolve_chain(
     target: Target, params: EarlyExitParams, prompts: list[list[int]], do_sample: bool
 ) -> Resolved:
     """Replace `auto` in early-exit parameters; with E and γ given nothing is measured and nothing is refused.

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ssd_infer.engine.target import Target
+from ssd_infer.engine.tree_support import tree_problems
 from ssd_infer.errors import Problem
 from ssd_infer.strategies.base import Auto, at_least
 from ssd_infer.strategies.head_params import HeadParams
+from ssd_infer.tuning.tree_shapes import shares_problems
 
 
 @dataclass(slots=True)
@@ -17,11 +19,18 @@ class EarlyExitParams(HeadParams):
     exit_layer: int | Auto = "auto"
     gamma: int | Auto = "auto"
     confidence: float | Auto = "auto"
+    tree: int | Auto = 1
+    """Nodes a round; 1 drafts a chain, auto as many as are predicted to pay."""
+    shares: list[float] | None = None
+    """Chance of the draft's most probable token to be right, of the next one, and so on, which shapes a tree; None is
+    what calibration finds where there is one, else usual values."""
 
     def problems(self, target: Target | None) -> list[Problem]:
         """Check 1 <= exit_layer < L, gamma >= 1 and 0 <= confidence < 1."""
         found = HeadParams.problems(self, target)
         found += at_least("exit_layer", self.exit_layer, 1) + at_least("gamma", self.gamma, 1)
+        found += at_least("tree", self.tree, 1) + tree_problems(target, self.tree)
+        found += shares_problems(self.shares)
         if target is not None and isinstance(self.exit_layer, int) and self.exit_layer >= target.num_layers:
             rule = f"must be < {target.num_layers}, the layers of this model"
             found.append(

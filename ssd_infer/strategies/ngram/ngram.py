@@ -1,17 +1,23 @@
-"""Draft `ngram`: copy what followed the same tokens earlier in the row (prompt lookup); costs no forward at all."""
+"""Draft `ngram`: copy what followed the same tokens earlier in the row (prompt lookup); costs no forward at all.
+
+With `tree` above 1, several earlier occurrences become branches of one token tree.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
 
-from ssd_infer.engine.session import Proposal, Session
+from ssd_infer.engine.session import Feedback, Proposal, Session
 from ssd_infer.engine.target import Target
+from ssd_infer.engine.tree_support import chains_only, tree_problems
 from ssd_infer.errors import Problem
-from ssd_infer.strategies.base import DraftParams, Strategy, at_least
+from ssd_infer.strategies.base import Auto, DraftParams, Resolved, Strategy, at_least
 from ssd_infer.strategies.ngram import NGRAM
+from ssd_infer.strategies.ngram.copy_trees import CopyTrees
+from ssd_infer.tuning.tree_costs import cached_tree_costs, most_nodes
 
 
 @dataclass(slots=True)
@@ -19,13 +25,16 @@ class NgramParams(DraftParams):
     """How many tokens to copy, and the longest and shortest match to look for."""
 
     gamma: int = 8
+    """Most tokens one after another."""
     max_ngram: int = 4
     min_ngram: int = 1
+    tree: int | Auto = 1
+    """Nodes a round; 1 copies one occurrence, auto as many as are expected to pay at measured costs."""
 
     def problems(self, target: Target | None) -> list[Problem]:
         """Check gamma >= 1 and 1 <= min_ngram <= max_ngram."""
-        del target
         found = at_least("gamma", self.gamma, 1) + at_least("min_ngram", self.min_ngram, 1)
+        found += at_least("tree", self.tree, 1) + tree_problems(target, self.tree)
         if self.max_ngram < self.min_ngram:
             found.append(
                 Problem(
@@ -73,18 +82,49 @@ class Ngram(Strategy):
         super().__init__(session, params)
         self.params = cast(NgramParams, params)
         self.indices = [NgramIndex(self.params.min_ngram, self.params.max_ngram) for _ in session.rows]
+        found = self.params
+        self.trees = None
+        if found.tree != 1:
+            self.trees = CopyTrees(session, found.min_ngram, found.max_ngram, found.tree)
 
     def propose(self, limit: int) -> Proposal:
         """Copy for every row that has a match; rows without one draft nothing."""
         session, gamma = self.session, min(self.params.gamma, limit)
+        if self.trees is not None:
+            return self.trees.propose(gamma)
         copied = [
             index.lookup(row.tokens, gamma)[0] for index, row in zip(self.indices, session.rows, strict=True)
         ]
         return pack(session, copied)
 
+    def observe(self, feedback: Feedback) -> None:
+        """Learn which candidates were right."""
+        if self.trees is not None:
+            self.trees.learn(feedback.path or [])
+
     def keep_rows(self, kept: list[int]) -> None:
         """Forget the indices of ended rows."""
         self.indices = [self.indices[position] for position in kept]
+        if self.trees is not None:
+            self.trees.keep_rows(kept)
+
+    @classmethod
+    def max_draft(cls, params: DraftParams) -> int:
+        """Return γ, or the nodes of the largest tree."""
+        found = cast(NgramParams, params)
+        return found.gamma if found.tree == 1 else most_nodes(found.tree)
+
+    @classmethod
+    def resolve(
+        cls, target: Target, params: DraftParams, prompts: list[list[int]], do_sample: bool
+    ) -> Resolved:
+        """Where `tree` is auto, measure once a model what verification costs by width; chains where no tree can be."""
+        wanted = cast(NgramParams, params)
+        if wanted.tree == "auto":
+            if (reason := chains_only(target)) is not None:
+                return Resolved(replace(wanted, tree=1), f"chains: {reason}")
+            cached_tree_costs(target, max(map(len, prompts)), do_sample, len(prompts))
+        return Resolved(params)
 
 
 def pack(session: Session, drafts: list[list[int]]) -> Proposal:

@@ -20,9 +20,15 @@ PAUSE = 64
 class GainGuard:
     """Tell every round whether to draft, by the speedup that recent acceptance and measured costs imply."""
 
-    def __init__(self, costs: SublayerCosts, skips: SkipSet, least: float) -> None:
-        """Stop a draft with `skips` whose running speedup is below `least`; nothing is known yet."""
+    def __init__(
+        self, costs: SublayerCosts, skips: SkipSet, least: float, round_seconds: float | None = None
+    ) -> None:
+        """Stop a draft with `skips` whose running speedup is below `least`; nothing is known yet.
+
+        `round_seconds`: what a round costs however much it accepts, where it drafts a tree; None for chains.
+        """
         self._costs, self._skips, self.least = costs, skips, least
+        self._round_seconds = round_seconds
         self._wait = self.stops = self.plain_rounds = 0
         self.speedup: float | None = None
         self._forget()
@@ -51,11 +57,17 @@ class GainGuard:
         self._learned += 1
         if self._learned < TRUST_AFTER:
             return
-        self.speedup = self._gain.speedup(self._costs, self._skips)
-        if self._gain.speedup(self._costs, self._skips, more=self._standard_error()) < self.least:
+        self.speedup = self._running()
+        if self._running(more=self._standard_error()) < self.least:
             self._wait = PAUSE * 2**self.stops
             self.stops += 1
             self._forget()
+
+    def _running(self, more: float = 0.0) -> float:
+        """Return the speedup of recent rounds, had each accepted `more` tokens."""
+        if self._round_seconds is None:
+            return self._gain.speedup(self._costs, self._skips, more)
+        return (1 + self._gain.per_round[0] + more) * self._costs.whole.plain / self._round_seconds
 
     def _standard_error(self) -> float:
         """Return the standard error of the accepted tokens a round, older rounds weighing less."""

@@ -19,6 +19,7 @@ from ssd_infer.strategies.skip_layers.dp import search_dp
 from ssd_infer.strategies.skip_layers.search_result import SearchResult
 from ssd_infer.strategies.skip_layers.skip_heads import best_head
 from ssd_infer.strategies.skip_layers.skip_params import SkipSetParams
+from ssd_infer.strategies.skip_layers.skip_trees import choose_tree
 from ssd_infer.tuning import scratch
 from ssd_infer.tuning.calibration_text import CalibrationSet, write_calibration_set
 from ssd_infer.tuning.draft_heads import FULL, HeadOption, head_options
@@ -86,12 +87,17 @@ def resolve_skip_set(
         prediction = _predict(target, skips, params, prompts, do_sample)
         note = "; ".join(part for part in (prediction.describe(), note) if part)
     prediction, option, of_head = _with_best_head(target, skips, params, prompts, do_sample, prediction)
+    tree = choose_tree(target, skips, params, prompts, do_sample, prediction)
+    if tree is not None:
+        option = FULL if params.head == "auto" else option
+        note = f"{tree.describe()}; {note}"
     if option != FULL:
         note, facts = f"head {option.describe()}, {prediction.describe()}; {note}", facts | of_head
     params = resolved_head(target, with_head(params, option), prompts, target.num_layers)
-    if prediction.speedup < 1.0 or not len(skips):
+    speedup = prediction.speedup if tree is None else tree.speedup
+    if speedup < 1.0 or not len(skips):
         reason = f"plain decoding: no skip set is expected to gain ({note})"
-        return Resolved(None, reason, prediction.speedup, facts)
+        return Resolved(None, reason, speedup, facts)
     resolved = replace(
         params,
         skip_attention=sorted(skips.attention),
@@ -99,12 +105,16 @@ def resolve_skip_set(
         gamma=prediction.gamma,
         confidence=prediction.confidence,
         aim=round(prediction.alpha, 4) if params.aim == "auto" else params.aim,
+        tree=1,
     )
+    if tree is not None:
+        confidence = 0.0 if isinstance(params.confidence, str) else params.confidence
+        resolved = replace(
+            resolved, gamma=tree.depth, confidence=confidence, tree=tree.nodes, shares=list(tree.shares)
+        )
     if params.guard != "auto":
-        return Resolved(resolved, note, prediction.speedup, facts)
-    return _guarded(
-        strategy, target, resolved, prompts, do_sample, Resolved(None, note, prediction.speedup, facts)
-    )
+        return Resolved(resolved, note, speedup, facts)
+    return _guarded(strategy, target, resolved, prompts, do_sample, Resolved(None, note, speedup, facts))
 
 
 def _guarded(

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 from ssd_infer.engine.sublayers import SkipSet
 from ssd_infer.engine.target import Target
+from ssd_infer.engine.tree_support import tree_problems
 from ssd_infer.errors import Problem
 from ssd_infer.strategies.base import Auto, at_least
 from ssd_infer.strategies.head_params import HeadParams
+from ssd_infer.tuning.tree_shapes import shares_problems
 
 
 @dataclass(slots=True)
@@ -30,11 +32,16 @@ class SkipSetParams(HeadParams):
     guard: float | Auto = "auto"
     """Running speedup, by recent acceptance and measured costs, below which a stream is decoded plainly for a while; 0
     never stops. Auto guards a set that was found, not one that was given."""
+    tree: int | Auto = 1
+    """Nodes a round; 1 drafts a chain, auto as many as are predicted to pay. γ then bounds the depth, and θ stays."""
+    shares: list[float] | None = None
+    """Chance of the draft's most probable token to be right, of the next one, and so on, which shapes a tree; None is
+    what calibration finds where there is one, else usual values."""
 
     @property
     def resolved(self) -> bool:
         """Tell whether no search and no calibration is needed."""
-        return "auto" not in (self.skip_attention, self.skip_mlp, self.gamma, self.confidence)
+        return "auto" not in (self.skip_attention, self.skip_mlp, self.gamma, self.confidence, self.tree)
 
     @property
     def skips(self) -> SkipSet | None:
@@ -46,6 +53,8 @@ class SkipSetParams(HeadParams):
     def problems(self, target: Target | None) -> list[Problem]:
         """Check layer numbers, gamma >= 1 and that shares lie in [0, 1]."""
         found = HeadParams.problems(self, target) + at_least("gamma", self.gamma, 1)
+        found += at_least("tree", self.tree, 1) + tree_problems(target, self.tree)
+        found += shares_problems(self.shares)
         for name in ("skip_attention", "skip_mlp"):
             found += _bad_layers(name, getattr(self, name), None if target is None else target.num_layers)
         if (self.skip_attention == "auto") != (self.skip_mlp == "auto"):

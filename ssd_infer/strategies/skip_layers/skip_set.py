@@ -18,11 +18,14 @@ from ssd_infer.strategies.skip_layers import SKIP_SET
 from ssd_infer.strategies.skip_layers.guard import GainGuard
 from ssd_infer.strategies.skip_layers.skip_calibration import resolve_skip_set
 from ssd_infer.strategies.skip_layers.skip_params import SkipSetParams
+from ssd_infer.strategies.skip_layers.skip_trees import tree_seconds
 from ssd_infer.strategies.skip_layers.stream_study import study_offline
 from ssd_infer.strategies.skip_layers.threshold import AdaptiveThreshold
 from ssd_infer.strategies.skip_layers.view_draft import ViewDraft
 from ssd_infer.strategies.streams import stream_studies
 from ssd_infer.tuning.sublayer_costs import cached_sublayer_costs
+from ssd_infer.tuning.tree_costs import most_nodes
+from ssd_infer.tuning.tree_shapes import shape_of
 
 if TYPE_CHECKING:
     from ssd_infer.strategies.study import Study, StudyContext
@@ -45,7 +48,8 @@ class SkipSetDrafter(ViewDraft):
         self.threshold = AdaptiveThreshold(
             self.confidence, aim, resolved.epsilon, resolved.beta1, resolved.beta2
         )
-        self._adapts = resolved.adapt and self.confidence > 0
+        self.shape = shape_of(session.target, resolved.tree, resolved.shares, self.gamma)
+        self._adapts = resolved.adapt and self.confidence > 0 and self.shape is None
         self.guard: GainGuard | None = None
         if not isinstance(resolved.guard, str) and resolved.guard > 0:
             rows = session.rows
@@ -53,7 +57,10 @@ class SkipSetDrafter(ViewDraft):
             sampled = not session.sampler.greedy
             saved = saved_seconds(session.target, params, prompts_of(session), sampled)
             costs = cached_sublayer_costs(session.target, context, sampled, len(rows)).cheaper(saved)
-            self.guard = GainGuard(costs, resolved.skips or SkipSet(), resolved.guard)
+            skips, seconds = resolved.skips or SkipSet(), None
+            if self.shape is not None:
+                seconds = tree_seconds(session.target, skips, costs, self.shape, context, sampled)
+            self.guard = GainGuard(costs, skips, resolved.guard, seconds)
 
     def propose(self, limit: int) -> Proposal:
         """Draft, or nothing while the guard expects no gain."""
@@ -85,6 +92,12 @@ class SkipSetDrafter(ViewDraft):
     def applicable(cls, target: Target) -> str | None:
         """Need layers whose sublayers can be left out one by one."""
         return unsupported_reason(target)
+
+    @classmethod
+    def max_draft(cls, params: DraftParams) -> int:
+        """Return γ, or the nodes of a tree."""
+        found = cast(SkipSetParams, params)
+        return max(int(found.gamma), most_nodes(found.tree))
 
     @classmethod
     def resolve(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ssd_infer.engine.sublayers import SkipSet, View, skip_view
+from ssd_infer.engine.window import Window
 from ssd_infer.strategies.head_report import head_tables
 from ssd_infer.strategies.skip_layers.search_report import search_tables
 from ssd_infer.strategies.stepwise import Stepwise
@@ -51,6 +52,11 @@ class ViewDraft(Stepwise):
         hidden = target.embed_at(token.unsqueeze(1), window, session.cache)
         self._own = target.run(hidden, window, session.cache, 0, resume)
         return target.run(self._own, window, session.cache, resume, layers=self.view)
+
+    def beyond(self, own: Tensor, window: Window) -> Tensor:
+        """Run the kept sublayers from the first layer with a skipped one on."""
+        session = self.session
+        return session.target.run(own, window, session.cache, self.resume_layer, layers=self.view)
 
     def own_states(self, hidden: Tensor) -> Tensor:
         """Return the states before the first layer with a skipped sublayer."""

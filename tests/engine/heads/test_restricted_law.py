@@ -24,8 +24,21 @@ SEEN = 4
 DRAFTS: list[tuple[str, dict[str, Any]]] = [
     ("early_exit", {"exit_layer": 1, "gamma": 2}),
     ("early_exit+ngram", {"exit_layer": 1, "gamma": 2, "trust": 0}),
+    ("early_exit", {"exit_layer": 1, "gamma": 2, "tree": 9}),
+    ("early_exit+ngram", {"exit_layer": 1, "gamma": 2, "trust": 0, "tree": 8}),
     ("early_exit+del", {"gamma": 2, "exits": [1], "guard": 0.0}),
     ("skip_set", {"skip_attention": [1], "skip_mlp": [2], "gamma": 2, "confidence": 0.0, "guard": 0.0}),
+    (
+        "skip_set",
+        {
+            "skip_attention": [1],
+            "skip_mlp": [2],
+            "gamma": 2,
+            "confidence": 0.0,
+            "guard": 0.0,
+            "tree": 7,
+        },
+    ),
     ("sparse_attention", {"selector": "quest", "ratio": 0.3, "min_budget": 2, "gamma": 2}),
 ]
 STATIC = (DRAFTS[0][0], DRAFTS[0][1] | {"head": "static", "head_size": SEEN})

@@ -40,12 +40,12 @@ def family(request: pytest.FixtureRequest) -> tuple[Any, list[torch.Tensor], lis
 
 
 @pytest.mark.parametrize("skips", SETS)
-@pytest.mark.parametrize("gamma", [1, 6])
+@pytest.mark.parametrize(("gamma", "tree"), [(1, 1), (6, 1), (3, 9)])
 def test_identical_alone_and_in_a_ragged_batch(
-    family: tuple[Any, list[torch.Tensor], list[list[int]]], skips: dict[str, Any], gamma: int
+    family: tuple[Any, list[torch.Tensor], list[list[int]]], skips: dict[str, Any], gamma: int, tree: int
 ) -> None:
     model, rows, expected = family
-    params = PARAMS | skips | {"gamma": gamma}
+    params = PARAMS | skips | {"gamma": gamma, "tree": tree}
     batch = ssd_infer.generate(model, rows, draft="skip_set", draft_params=params, max_new_tokens=NEW)
     assert batch.sequences == expected
     for row, text in zip(rows[:3], expected, strict=False):

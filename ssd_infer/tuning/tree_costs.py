@@ -1,0 +1,70 @@
+"""What verification costs by width, and how many nodes of a tree pay for themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from ssd_infer.engine.target import Target
+from ssd_infer.tuning.costs import Costs, Curve, measure_costs
+from ssd_infer.tuning.memo import Memo
+
+BUDGETS = (1, 4, 8, 16, 32)
+"""Nodes a round that `auto` chooses from."""
+TREE_WIDTHS = (1, 2, 3, 5, 9, 17, 33)
+"""Tokens of a pass at which costs are measured where trees are considered."""
+
+
+def most_nodes(tree: int | str) -> int:
+    """Return the most nodes that `tree` may lead to."""
+    return BUDGETS[-1] if isinstance(tree, str) else tree
+
+
+_known: Memo[Costs] = Memo()
+
+
+def cached_tree_costs(target: Target, context: int, do_sample: bool, batch: int = 1) -> Costs:
+    """Return what passes cost on this model up to the widest tree, measured the first time they are asked for.
+
+    Context and batch are rounded up to powers of two, 64 and 1 at least: costs change slowly with them.
+    """
+    context, batch = max(64, _power_above(context)), min(64, _power_above(batch))
+    return _known.cached(
+        target.model,
+        (context, do_sample, batch),
+        lambda: measure_costs(target, context, do_sample, batch=batch, widths=TREE_WIDTHS),
+    )
+
+
+def remember_tree_costs(
+    target: Target, costs: Costs, context: int, do_sample: bool = False, batch: int = 1
+) -> None:
+    """Let trees of this model be chosen by `costs` from now on, as long as it is and runs as it does now."""
+    _known.put(target.model, (max(64, _power_above(context)), do_sample, min(64, _power_above(batch))), costs)
+
+
+def cached_verify_curve(target: Target, context: int, do_sample: bool, batch: int = 1) -> Curve:
+    """Return the seconds of a pass through the whole model, by its tokens a row."""
+    costs = cached_tree_costs(target, context, do_sample, batch)
+    seconds = [step + costs.num_layers * layer for step, layer in zip(costs.step, costs.layer, strict=True)]
+    return Curve(costs.widths, tuple(seconds), steep=True)
+
+
+def best_count(worth: Sequence[Sequence[float]], seconds: Curve) -> int:
+    """Return how many nodes a row to verify, given each row's chances of acceptance in falling order.
+
+    The most tokens per second of the pass: a row emits one token and what is accepted, (1 + Σ worth) / v(n + 1).
+    """
+    width = max(map(len, worth))
+    sums = [[0.0, *accumulate(row)] for row in worth]
+
+    def rate(count: int) -> float:
+        emitted = sum(1.0 + row[min(count, len(row) - 1)] for row in sums)
+        return emitted / seconds(count + 1)
+
+    return max(range(width + 1), key=rate)
+
+
+def _power_above(value: int) -> int:
+    """Return the least power of two that is not below `value`."""
+    return 1 << (value - 1).bit_length()
