@@ -26,9 +26,9 @@ _known: Memo[Costs] = Memo()
 def cached_tree_costs(target: Target, context: int, do_sample: bool, batch: int = 1) -> Costs:
     """Return what passes cost on this model up to the widest tree, measured the first time they are asked for.
 
-    Context and batch are rounded up to powers of two, 64 and 1 at least: costs change slowly with them.
+    Contexts are rounded up to powers of four, 256 at least, and batches to powers of two: costs change slowly.
     """
-    context, batch = max(64, _power_above(context)), min(64, _power_above(batch))
+    context, batch = _rounded(context, batch)
     return _known.cached(
         target.model,
         (context, do_sample, batch),
@@ -40,7 +40,8 @@ def remember_tree_costs(
     target: Target, costs: Costs, context: int, do_sample: bool = False, batch: int = 1
 ) -> None:
     """Let trees of this model be chosen by `costs` from now on, as long as it is and runs as it does now."""
-    _known.put(target.model, (max(64, _power_above(context)), do_sample, min(64, _power_above(batch))), costs)
+    context, batch = _rounded(context, batch)
+    _known.put(target.model, (context, do_sample, batch), costs)
 
 
 def cached_verify_curve(target: Target, context: int, do_sample: bool, batch: int = 1) -> Curve:
@@ -65,6 +66,7 @@ def best_count(worth: Sequence[Sequence[float]], seconds: Curve) -> int:
     return max(range(width + 1), key=rate)
 
 
-def _power_above(value: int) -> int:
-    """Return the least power of two that is not below `value`."""
-    return 1 << (value - 1).bit_length()
+def _rounded(context: int, batch: int) -> tuple[int, int]:
+    """Return the context and batch that costs are measured at for these."""
+    steps = max(0, context - 1).bit_length()
+    return max(256, 1 << (steps + steps % 2)), min(64, 1 << (batch - 1).bit_length())

@@ -16,7 +16,14 @@ from ssd_infer.errors import ConfigError
 from ssd_infer.strategies.early_exit.exit_calibration import profile
 from ssd_infer.strategies.early_exit.exit_trees import exit_chances
 from ssd_infer.tuning.costs import Costs
-from ssd_infer.tuning.tree_costs import BUDGETS, TREE_WIDTHS, best_count, cached_verify_curve
+from ssd_infer.tuning.tree_costs import (
+    BUDGETS,
+    TREE_WIDTHS,
+    best_count,
+    cached_tree_costs,
+    cached_verify_curve,
+    remember_tree_costs,
+)
 from ssd_infer.tuning.tree_rounds import accepted_tokens, best_tree, mean_shares, rank_chances
 from ssd_infer.tuning.tree_shapes import best_parents, shares_problems
 from tests.conftest import build_model
@@ -144,6 +151,15 @@ def test_copies_are_verified_as_far_as_they_pay() -> None:
     assert best_count([[0.9, 0.8, 1e-6], []], type(curve)((1, 33), (1.0, 9.0))) == 2
     assert best_count([[0.1]], type(curve)((1, 33), (1.0, 33.0))) == 0
     assert best_count([[], []], curve) == 0
+
+
+@pytest.mark.parametrize(("asked", "known"), [(1, 256), (256, 256), (257, 1024), (1500, 4096)])
+def test_costs_of_near_contexts_are_measured_once(asked: int, known: int) -> None:
+    model = build_model(layers=2)
+    target = Target.of(model)
+    told = Costs((1, 33), (1.0, 2.0), (1.0, 2.0), 2)
+    remember_tree_costs(target, told, known)
+    assert cached_tree_costs(target, asked, do_sample=False) is told
 
 
 def test_shares_that_are_none_are_refused() -> None:
