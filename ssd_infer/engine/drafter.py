@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from ssd_infer.engine.session import Feedback, Proposal, Session
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import Problem
+
+
+UNSAID = MappingProxyType({"unsaid": True})
+"""Of the field of a parameter that is named only where it is not its default: a way of drafting few ask for."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -21,8 +26,12 @@ class DraftParams:
         return []
 
     def described(self) -> dict[str, Any]:
-        """Return the parameters by name, as they are reported and may be given again."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        """Return the parameters by name, as they are reported and may be given again; `unsaid` ones if they differ."""
+        return {
+            field.name: value
+            for field in dataclasses.fields(self)
+            if (value := getattr(self, field.name)) != field.default or not field.metadata.get("unsaid")
+        }
 
 
 class Drafter(ABC):

@@ -48,7 +48,7 @@ def test_defaults_and_draft_files(compose, checkpoint):
     settings = settings_of(
         compose(f"checkpoint={checkpoint}", "draft=early_exit", "draft_params.exit_layer=3", name="evaluate")
     )
-    assert settings.draft_params == {"exit_layer": 3, "gamma": "auto"}
+    assert settings.draft_params == {"exit_layer": 3, "gamma": "auto", "head": "auto"}
 
 
 def test_all_mistakes_together(compose, checkpoint):

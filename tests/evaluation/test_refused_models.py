@@ -84,10 +84,9 @@ def test_a_text_past_the_positions_of_a_checkpoint_is_a_warning(tmp_path: Path) 
     assert not any("positions" in line for line in report["verdict"]["warnings"])
 
 
-@pytest.mark.parametrize("name", ["gpt_oss", "phimoe"])
-def test_experts_of_another_form_are_not_denied(name: str, tmp_path: Path) -> None:
-    folder = saved(tiny(name), tmp_path / "m")
+def test_experts_of_another_form_are_not_denied(tmp_path: Path) -> None:
+    folder = saved(tiny("phimoe"), tmp_path / "m")
     report = evaluate(settings(folder, tmp_path / "out", draft="reduced_experts"))
     row = next(row for row in report["strategies"] if row["name"] == "reduced_experts")
     assert row["status"] == "not_applicable"
-    assert row["reason"].startswith(f"{name} models keep their routed experts in another form")
+    assert row["reason"].startswith("the routed experts of phimoe models are not known here (known: ")

@@ -69,7 +69,7 @@ class EarlyExit(Stepwise):
             return []
         grid = context.wanted or context.settings.draft.startswith(EARLY_EXIT.name)
         found = [Study("grid", study_grid, "start")] if grid else []
-        if context.params is None or context.params["tree"] != 1:
+        if context.params is None or context.params.get("tree", 1) != 1:
             return found
         return [*found, Study("teacher_forced", study_forced)]
 

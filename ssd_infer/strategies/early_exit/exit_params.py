@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from ssd_infer.engine.drafter import UNSAID
 from ssd_infer.engine.target import Target
 from ssd_infer.engine.tree_support import tree_problems
 from ssd_infer.errors import Problem
@@ -19,9 +20,9 @@ class EarlyExitParams(HeadParams):
     exit_layer: int | Auto = "auto"
     gamma: int | Auto = "auto"
     confidence: float | Auto = "auto"
-    tree: int | Auto = 1
+    tree: int | Auto = field(default=1, metadata=UNSAID)
     """Nodes a round; 1 drafts a chain, auto as many as are predicted to pay."""
-    shares: list[float] | None = None
+    shares: list[float] | None = field(default=None, metadata=UNSAID)
     """Chance of the draft's most probable token to be right, of the next one, and so on, which shapes a tree; None is
     what calibration finds where there is one, else usual values."""
 

@@ -5,11 +5,12 @@ With `tree` above 1, several earlier occurrences become branches of one token tr
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import torch
 
+from ssd_infer.engine.drafter import UNSAID
 from ssd_infer.engine.session import Feedback, Proposal, Session
 from ssd_infer.engine.target import Target
 from ssd_infer.engine.tree_support import chains_only, tree_problems
@@ -28,7 +29,7 @@ class NgramParams(DraftParams):
     """Most tokens one after another."""
     max_ngram: int = 4
     min_ngram: int = 1
-    tree: int | Auto = 1
+    tree: int | Auto = field(default=1, metadata=UNSAID)
     """Nodes a round; 1 copies one occurrence, auto as many as are expected to pay at measured costs."""
 
     def problems(self, target: Target | None) -> list[Problem]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from ssd_infer.engine.drafter import UNSAID
 from ssd_infer.engine.sublayers import SkipSet
 from ssd_infer.engine.target import Target
 from ssd_infer.engine.tree_support import tree_problems
@@ -32,9 +33,9 @@ class SkipSetParams(HeadParams):
     guard: float | Auto = "auto"
     """Running speedup, by recent acceptance and measured costs, below which a stream is decoded plainly for a while; 0
     never stops. Auto guards a set that was found, not one that was given."""
-    tree: int | Auto = 1
+    tree: int | Auto = field(default=1, metadata=UNSAID)
     """Nodes a round; 1 drafts a chain, auto as many as are predicted to pay. γ then bounds the depth, and θ stays."""
-    shares: list[float] | None = None
+    shares: list[float] | None = field(default=None, metadata=UNSAID)
     """Chance of the draft's most probable token to be right, of the next one, and so on, which shapes a tree; None is
     what calibration finds where there is one, else usual values."""
 
