@@ -11,7 +11,6 @@ from ssd_infer.engine.session import Feedback, Proposal, Session
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import Problem
 
-
 UNSAID = MappingProxyType({"unsaid": True})
 """Of the field of a parameter that is named only where it is not its default: a way of drafting few ask for."""
 
