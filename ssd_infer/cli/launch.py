@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from ssd_infer.cli.console import error_console, print_error
 from ssd_infer.cli.lazy_help import admit_lazy_help
-from ssd_infer.config.as_typed import as_typed, is_swept, text_keys
+from ssd_infer.config.as_typed import as_typed, is_swept, open_keys, opened, text_keys
 from ssd_infer.config.compose import config_directory, group_names
 from ssd_infer.config.explain import HYDRA_ERRORS, explain_all
 from ssd_infer.errors import ConfigError, Problem, SSDError
@@ -84,7 +84,7 @@ def bracket(arguments: list[str], lists: Collection[str]) -> list[str]:
 
 
 def typed_arguments(config_name: str, arguments: list[str]) -> list[str]:
-    """Return `arguments` with every value of a key of type text such that it arrives as typed.
+    """Return `arguments` with every value of a key of type text such that it arrives as typed, open keys opened.
 
     The schema is the one registered as `schema/config_name`.
     """
@@ -92,7 +92,7 @@ def typed_arguments(config_name: str, arguments: list[str]) -> list[str]:
     schema = OmegaConf.get_type(stored.node)
     assert schema is not None, "a registered schema is a dataclass"
     keys = text_keys(schema, group_names())
-    return as_typed(arguments, keys, swept=is_swept(arguments))
+    return opened(as_typed(arguments, keys, swept=is_swept(arguments)), open_keys(schema))
 
 
 def _guard(task: Task, cfg: DictConfig) -> int:

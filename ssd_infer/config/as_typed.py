@@ -50,6 +50,24 @@ def as_typed(arguments: list[str], keys: dict[str, Text], *, swept: bool = False
     return [_fixed(argument, keys, swept) for argument in arguments]
 
 
+def open_keys(schema: type) -> frozenset[str]:
+    """Return the dotted keys of settings of `schema` that hold names of their own choice, such as `draft_params`."""
+    return frozenset(_open(schema, ""))
+
+
+def opened(arguments: list[str], keys: frozenset[str]) -> list[str]:
+    """Return `arguments` such that names below the open `keys` may be set whether or not a file has set them before.
+
+    Whether they are known there is for whoever reads them to say: Hydra only knows what its files hold.
+    """
+
+    def fix(argument: str) -> str:
+        inside = any(argument.startswith(f"{key}.") for key in keys)
+        return f"++{argument}" if inside and "=" in argument else argument
+
+    return [fix(argument) for argument in arguments]
+
+
 def is_swept(arguments: list[str]) -> bool:
     """Tell whether a command line asks for several jobs."""
     return bool({"-m", "--multirun", "hydra.mode=MULTIRUN"} & set(arguments))
@@ -72,6 +90,17 @@ def _walk(schema: type, prefix: str) -> Iterator[tuple[str, Text | None]]:
                 yield from _walk(wanted, f"{key}.")  # type: ignore[arg-type]
             else:
                 yield key, _text(wanted)
+
+
+def _open(schema: type, prefix: str) -> Iterator[str]:
+    for kind in _variants(schema):
+        hints = get_type_hints(kind)
+        for entry in fields(kind):
+            wanted = hints[entry.name]
+            if is_dataclass(wanted):
+                yield from _open(wanted, f"{prefix}{entry.name}.")  # type: ignore[arg-type]
+            elif get_origin(wanted) is dict:
+                yield f"{prefix}{entry.name}"
 
 
 def _variants(schema: type[Any]) -> list[type[Any]]:

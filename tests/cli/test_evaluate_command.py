@@ -10,6 +10,7 @@ import pytest
 
 from ssd_infer.__main__ import _watch_names_checkpoints, exit_code, settings_of
 from ssd_infer.errors import ConfigError
+from ssd_infer.strategies.registry import get, registry
 from tests.commands import option_names
 
 
@@ -148,3 +149,9 @@ def test_watching_needs_no_checkpoint_and_no_place_for_reports(compose, tmp_path
     assert settings_of(compose(*arguments[1:], name="evaluate")).watch == str(tmp_path)
     with pytest.raises(ConfigError, match="out: goes to reports/ of the run"):
         settings_of(compose(*arguments[1:], "out=elsewhere", name="evaluate"))
+
+
+@pytest.mark.parametrize("name", registry())
+def test_what_a_draft_file_sets_is_what_its_draft_takes(name: str, compose, checkpoint):
+    settings = settings_of(compose(f"checkpoint={checkpoint}", f"draft={name}", name="evaluate"))
+    assert get(name).parse(settings.draft_params, None).problems(None) == []

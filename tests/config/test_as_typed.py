@@ -250,3 +250,11 @@ def test_where_quotes_are_needed_the_error_says_which(evaluate) -> None:
     wanted = shlex.quote("+draft_params.note='a=b'")
     assert "draft_params.note: has characters with a meaning of their own" in text
     assert f"if that is its text, write {wanted}" in text
+
+
+@pytest.mark.parametrize(("config", "key"), [("evaluate", "draft_params"), ("train", "eval.draft_params")])
+def test_parameters_that_no_file_names_may_be_set_as_others_are(config: str, key: str) -> None:
+    register()
+    ConfigStore.instance().store(group="schema", name="evaluate", node=EvalSettings, package="_global_")
+    given = [f"{key}.tree=4", f"+{key}.gamma=2", f"~{key}.head", f"{key}={{}}", "threads=1"]
+    assert typed_arguments(config, given) == [f"++{key}.tree=4", *given[1:]]
