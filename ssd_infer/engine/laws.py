@@ -43,14 +43,19 @@ class Scored:
         return Scored(self.logits[..., -1, :], ids)
 
     def through(self, rule: Callable[[Tensor], Tensor], vocabulary: int) -> Scored:
-        """Return what `rule`, for scores `(…, V)` of a whole `vocabulary`, makes of these, others being -inf."""
+        """Return what `rule`, for scores `(…, V)` of a whole `vocabulary`, makes of these, others being -inf.
+
+        Where it rules out all of these tokens they stay as they are: a draft must choose, and verification refuses it.
+        """
         if self.ids is None:
             return Scored(rule(self.logits))
         index = self.ids.expand(self.logits.shape)
         full = self.logits.new_full((*self.logits.shape[:-1], vocabulary), -torch.inf)
         # The greater of two columns is the one that is real where an id comes up twice.
         ruled = rule(full.scatter_reduce_(-1, index, self.logits, "amax")).gather(-1, index)
-        return Scored(ruled.masked_fill(self.logits == -torch.inf, -torch.inf), self.ids)
+        ruled = ruled.masked_fill(self.logits == -torch.inf, -torch.inf)
+        nothing = ruled.amax(dim=-1, keepdim=True) == -torch.inf
+        return Scored(torch.where(nothing, self.logits, ruled), self.ids)
 
 
 @dataclass(frozen=True, slots=True)

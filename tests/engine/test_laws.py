@@ -101,3 +101,16 @@ def test_all_of_the_vocabulary_takes_the_dense_way() -> None:
     p, q = (torch.rand(B, V, generator=torch.Generator().manual_seed(i)) for i in (1, 2))
     assert torch.equal(Law(q).left_of(p), (p - q).clamp(min=0))
     assert Law.stack([]) is None
+
+
+def test_a_rule_that_leaves_none_of_the_tokens_looked_at_leaves_their_scores() -> None:
+    scored = Scored(torch.tensor([[1.0, 2.0], [1.0, 2.0]]), torch.tensor([3, 5]))
+
+    def rule(scores: torch.Tensor) -> torch.Tensor:
+        ruled = scores.clone()
+        ruled[0, [3, 5]] = -torch.inf
+        ruled[1, 5] = -torch.inf
+        return ruled
+
+    found = scored.through(rule, 8).logits
+    assert found.tolist() == [[1.0, 2.0], [1.0, -torch.inf]]
