@@ -7,6 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, cast
 
+import torch
+
 from ssd_infer.engine.heads.head import DraftHead, FullHead
 from ssd_infer.engine.sampling import SamplingParams
 from ssd_infer.engine.session import Session
@@ -101,6 +103,7 @@ def best_by_coverage(
     return best, head_facts(best, found[best], 1.0, seconds[best], seconds[FULL])
 
 
+@torch.inference_mode()
 def _measure_coverage(
     target: Target, options: Sequence[HeadOption], prompts: list[list[int]], do_sample: bool
 ) -> dict[HeadOption, HeadScores]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import torch
+
 from ssd_infer.engine.sublayers import SkipSet, skip_view
 from ssd_infer.engine.target import Target
 from ssd_infer.strategies.head_params import HeadParams
@@ -17,6 +19,7 @@ from ssd_infer.tuning.rounds import Prediction
 from ssd_infer.tuning.sublayer_costs import SublayerCosts
 
 
+@torch.inference_mode()
 def best_head(
     material: CalibrationSet,
     skips: SkipSet,
