@@ -173,6 +173,8 @@ def test_searching_does_not_count_on_a_stream_that_may_end_early(
 
     monkeypatch.setattr(_Budget, "affords", affords)
     model = prepare(tiny_model(layers=5, initializer_range=0.1), 5)
+    # The stream is so long that passes in its middle are measured for themselves.
+    remember_costs(Target.of(model), flat_costs(5, 10.0, 10.0, 0.0), context=EXPECTED_TOKENS // 2 + 50)
     swift(model, prompts(1, 97), EXPECTED_TOKENS + 90)
     assert left[0] == left[1] == EXPECTED_TOKENS * flat_costs(5, 10.0, 10.0, 0.0).whole.plain
     assert left[-1] < left[0]
