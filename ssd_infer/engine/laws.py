@@ -116,16 +116,15 @@ class Law:
             self.ids[index] = law.ids.expand(law.probs.shape)
 
     @classmethod
-    def stack(cls, steps: Sequence[Law]) -> Law | None:
-        """Put the laws `(B, K)` of each step side by side, `(B, γ, K)`; None where there are none."""
-        if not steps:
+    def joined(cls, parts: Sequence[Law], join: Callable[..., Tensor]) -> Law | None:
+        """Put laws of one kind of ids side by side in dimension 1, by `torch.stack` or `torch.cat`; None for none."""
+        if not parts:
             return None
-        probs = torch.stack([law.probs for law in steps], dim=1)
-        first = steps[0].ids
+        probs, first = join([law.probs for law in parts], dim=1), parts[0].ids
         if first is None or first.dim() == 1:
             return cls(probs, first)
-        ids = [law.ids.expand(law.probs.shape) for law in steps if law.ids is not None]
-        return cls(probs, torch.stack(ids, dim=1))
+        ids = [law.ids.expand(law.probs.shape) for law in parts if law.ids is not None]
+        return cls(probs, join(ids, dim=1))
 
 
 def _with_room(values: Tensor, width: int) -> Tensor:

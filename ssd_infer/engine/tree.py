@@ -24,9 +24,7 @@ class Tree:
     """The shape of the drafts of all rows: one for all, or one for each."""
 
     __slots__ = (
-        "_widths",
         "ancestry",
-        "branching",
         "depth",
         "depths",
         "levels",
@@ -49,25 +47,19 @@ class Tree:
         """The depth of nodes 0 to N of each row, on the host; an absent node has the root's."""
         self.depth = int(depths.max())
         """Tokens of the longest path below the root."""
-        self.branching = _branching(self.parent_lists)
-        """Most children of a node."""
         self.parents = torch.tensor(self.parent_lists, dtype=torch.long, device=device).view(-1, self.nodes)
         """Parent of nodes 1 to N `(1|B, N)`."""
         self.depths = torch.from_numpy(depths).to(device)
         """Tokens between the root and nodes 0 to N, `(1|B, N+1)`."""
         self.ancestry = torch.from_numpy(ancestry).to(device)
         """Whether node j is node i or lies on the way to it `(1|B, N+1, N+1)`."""
-        self._widths: dict[int, Self] = {}
 
     def until(self, depth: int) -> Self:
         """Return the tree without nodes deeper than `depth`; nodes must come by depth, and all rows have one shape."""
         if depth >= self.depth:
             return self
-        found = self._widths.get(depth)
-        if found is None:
-            kept = sum(level <= depth for level in self.levels[0]) - 1
-            found = self._widths[depth] = type(self)([self.parent_lists[0][:kept]], self.parents.device)
-        return found
+        kept = sum(level <= depth for level in self.levels[0]) - 1
+        return type(self)([self.parent_lists[0][:kept]], self.parents.device)
 
     def row(self, index: int) -> list[int]:
         """Return the parents of row `index`."""
@@ -131,12 +123,3 @@ def _followed(parents: Sequence[Sequence[int]], nodes: int) -> tuple[np.ndarray,
                 depths[row, node] = depths[row, parent] + 1
             ancestry[row, node, node] = True
     return ancestry, depths
-
-
-def _branching(parents: Sequence[Sequence[int]]) -> int:
-    """Return the most children any node has."""
-    most = 0
-    for row in parents:
-        counts = np.bincount([parent for parent in row if parent != ABSENT], minlength=1)
-        most = max(most, int(counts.max()))
-    return most

@@ -150,7 +150,7 @@ class GrownTree:
             tree=TreeDraft(
                 self.shape.tree,
                 None if sure else torch.cat(self.present[1:], dim=1),
-                _joined(self.laws),
+                Law.joined(self.laws, torch.cat),
                 torch.tensor([self.drawn], device=tokens.device) if self.laws else None,
             ),
         )
@@ -174,15 +174,3 @@ def _tokens_at(table: Scored | Law, owners: Sequence[int], columns: Tensor) -> T
     shape = (table.logits if isinstance(table, Scored) else table.probs).shape
     ids = table.ids.expand(shape)[:, list(owners)]
     return ids.gather(-1, columns.unsqueeze(-1)).squeeze(-1)
-
-
-def _joined(laws: Sequence[Law]) -> Law | None:
-    """Return laws `(B, E)` of all levels as `(B, M)`."""
-    if not laws:
-        return None
-    probs = torch.cat([law.probs for law in laws], dim=1)
-    first = laws[0].ids
-    if first is None or first.dim() == 1:
-        return Law(probs, first)
-    ids = [law.ids.expand(law.probs.shape) for law in laws if law.ids is not None]
-    return Law(probs, torch.cat(ids, dim=1))

@@ -108,7 +108,7 @@ class Stepwise(Strategy):
         return Proposal(
             tokens=torch.stack(drafts, dim=1),
             counts=counts,
-            law=Law.stack(laws),
+            law=Law.joined(laws, torch.stack),
             hidden=torch.cat(states, dim=1) if states else None,
             resume_layer=self.resume_layer,
             forwards=len(drafts),

@@ -45,7 +45,7 @@ def test_a_law_says_what_it_says_written_out(kind: str) -> None:
     rows, at = torch.arange(B), torch.tensor([2, 0, 3])
     assert torch.allclose(law.at(rows, at).left_of(p[rows, at]), (p - full).clamp(min=0)[rows, at])
     steps = [Law(law.probs[:, i], law.at(rows, torch.full((B,), i)).ids) for i in range(GAMMA)]
-    stacked = Law.stack(steps)
+    stacked = Law.joined(steps, torch.stack)
     assert stacked is not None
     assert torch.equal(stacked.of(tokens), law.of(tokens))
     assert torch.equal(stacked.first(2).of(tokens[:, :2]), law.of(tokens)[:, :2])
@@ -100,7 +100,7 @@ def test_deterministic_drafts_are_verified_within_a_part_of_the_vocabulary(
 def test_all_of_the_vocabulary_takes_the_dense_way() -> None:
     p, q = (torch.rand(B, V, generator=torch.Generator().manual_seed(i)) for i in (1, 2))
     assert torch.equal(Law(q).left_of(p), (p - q).clamp(min=0))
-    assert Law.stack([]) is None
+    assert Law.joined([], torch.stack) is None
 
 
 def test_a_rule_that_leaves_none_of_the_tokens_looked_at_leaves_their_scores() -> None:
