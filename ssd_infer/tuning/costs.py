@@ -131,9 +131,7 @@ def measure_costs(
     A shared machine drifts, so every repeat visits every width and `quiet_seconds` sums the repeats up; more tokens
     never cost less, so what noise turned round is levelled by `non_decreasing`.
     """
-    sampler = Sampler(SamplingParams(do_sample=do_sample), target.device, seed=0)
-    session = open_session(target, [[0] * context] * batch, 1, max(widths), sampler)
-    session.pretend([context] * batch)
+    session = session_at(target, context, batch, max(widths), do_sample)
     seconds: dict[tuple[int, int], list[float]] = {}
     depths = (1, target.num_layers)
     for repeat in range(repeats + 1):
@@ -148,6 +146,19 @@ def measure_costs(
     layer = non_decreasing(layer)
     step = [max(1e-9, quiet[1, width] - one) for width, one in zip(widths, layer, strict=True)]
     return Costs(widths, tuple(layer), tuple(non_decreasing(step)), target.num_layers)
+
+
+def session_at(target: Target, context: int, batch: int, widest: int, do_sample: bool = False) -> Session:
+    """Return a session of `batch` rows that stand at `context` tokens nobody ran, with room for `widest` more."""
+    sampler = Sampler(SamplingParams(do_sample=do_sample), target.device, seed=0)
+    session = open_session(target, [[0] * context] * batch, 1, widest, sampler)
+    session.pretend([context] * batch)
+    return session
+
+
+def batch_class(batch: int) -> int:
+    """Return the power of two, 64 at most, at which costs of `batch` rows are measured: they change slowly with it."""
+    return min(64, 1 << (batch - 1).bit_length())
 
 
 def context_class(context: int) -> int:

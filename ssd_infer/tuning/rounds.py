@@ -6,7 +6,7 @@ round exactly; under sampling the overlaps give expectations.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -57,6 +57,11 @@ def expected_tokens(shares: Sequence[float]) -> float:
         survive *= share
         total += survive
     return total
+
+
+def steady_speedup(costs: RoundCosts, share: float, gammas: Iterable[int]) -> float:
+    """Return the best speedup among `gammas` of drafts of which each is right with the chance `share`."""
+    return max(costs.speedup(expected_tokens([share] * gamma), gamma) for gamma in gammas)
 
 
 def draft_limits(confidence: Tensor, threshold: float) -> Tensor:

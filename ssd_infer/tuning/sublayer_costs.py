@@ -7,17 +7,17 @@ from functools import partial
 
 import torch
 
-from ssd_infer.engine.sampling import Sampler, SamplingParams
-from ssd_infer.engine.session import open_session
 from ssd_infer.engine.sublayers import SkipSet, View, skip_view
 from ssd_infer.engine.target import Target
 from ssd_infer.tuning.costs import (
     SHORT,
     Costs,
     RoundCosts,
+    batch_class,
     context_class,
     measure_costs,
     quiet_seconds,
+    session_at,
     timed,
 )
 from ssd_infer.tuning.memo import Memo
@@ -71,9 +71,7 @@ def measure_sublayers(
 ) -> SublayerCosts:
     """Time one-token passes that keep nothing, attention only and MLPs only, interleaved."""
     whole = measure_costs(target, context, do_sample, repeats, batch)
-    sampler = Sampler(SamplingParams(), target.device, seed=0)
-    session = open_session(target, [[0] * context] * batch, 1, 1, sampler)
-    session.pretend([context] * batch)
+    session = session_at(target, context, batch, 1)
     ids = torch.zeros((batch, 1), dtype=torch.long, device=target.device)
     every = range(target.num_layers)
     views: list[View] = [
@@ -114,7 +112,7 @@ def cached_sublayer_costs(
 
     Both are rounded up to a power of two, batches to 64 at most: costs change slowly with them.
     """
-    batch = min(64, 1 << (batch - 1).bit_length())
+    batch = batch_class(batch)
     return _known.cached(
         target.model,
         (context_class(context), do_sample, batch),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from ssd_infer.engine.target import Target
-from ssd_infer.tuning.costs import Costs, Curve, measure_costs
+from ssd_infer.tuning.costs import Costs, Curve, batch_class, measure_costs
 from ssd_infer.tuning.memo import Memo
 
 BUDGETS = (1, 4, 8, 16, 32)
@@ -69,4 +69,4 @@ def best_count(worth: Sequence[Sequence[float]], seconds: Curve) -> int:
 def _rounded(context: int, batch: int) -> tuple[int, int]:
     """Return the context and batch that costs are measured at for these."""
     steps = max(0, context - 1).bit_length()
-    return max(256, 1 << (steps + steps % 2)), min(64, 1 << (batch - 1).bit_length())
+    return max(256, 1 << (steps + steps % 2)), batch_class(batch)

@@ -20,7 +20,7 @@ from ssd_infer.tuning.draft_heads import FULL, HeadOption, head_options, make_he
 from ssd_infer.tuning.head_ground import states_of
 from ssd_infer.tuning.head_study import HeadScores, along_text, head_seconds
 from ssd_infer.tuning.memo import Memo
-from ssd_infer.tuning.rounds import draft_limits, expected_tokens, predict_rounds
+from ssd_infer.tuning.rounds import draft_limits, predict_rounds, steady_speedup
 
 SHORTLIST = 6
 """Pairs of exit and head, best by their mean acceptance, whose rounds are followed one by one."""
@@ -49,8 +49,7 @@ class ExitHead:
 
     def promise(self, gammas: Iterable[int]) -> float:
         """Return about the speedup to expect, as if every draft were as likely to be right."""
-        share = self.found.scores.mean
-        return max(self.costs.speedup(expected_tokens([share] * gamma), gamma) for gamma in gammas)
+        return steady_speedup(self.costs, self.found.scores.mean, gammas)
 
 
 _heads: Memo[list[ExitHead]] = Memo()
@@ -70,8 +69,8 @@ def best_with_heads(
     if not options:
         return None
     lengths = list(gammas or range(1, MAX_GAMMA + 1))
-    found = _measured(target, known, options, prompts, list(exits or known.exits))
-    found.sort(key=lambda one: -one.promise(lengths))
+    measured = _measured(target, known, options, prompts, list(exits or known.exits))
+    found = sorted(measured, key=lambda one: -one.promise(lengths))
     tried = [
         (one.predict(gamma, threshold), one)
         for one in found[:SHORTLIST]

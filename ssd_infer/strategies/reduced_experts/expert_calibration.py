@@ -25,7 +25,7 @@ from ssd_infer.tuning.costs import Curve, RoundCosts
 from ssd_infer.tuning.draft_heads import FULL
 from ssd_infer.tuning.memo import Memo
 from ssd_infer.tuning.race import raced_speedups
-from ssd_infer.tuning.rounds import expected_tokens
+from ssd_infer.tuning.rounds import steady_speedup
 
 MAX_GAMMA = 16
 STOPS = (0.0, 0.05, 0.1, 0.2, 0.4)
@@ -115,8 +115,7 @@ def _with_head(
     def usual(saved: float, coverage: float) -> float:
         plain = _plain_step(target, prompts, do_sample)
         costs = RoundCosts(plain, USUAL_COST * plain, Curve((1,), (plain,))).cheaper(saved)
-        share = USUAL_ACCEPTANCE * coverage
-        return max(costs.speedup(expected_tokens([share] * gamma), gamma) for gamma in (1, 2, 4, 8))
+        return steady_speedup(costs, USUAL_ACCEPTANCE * coverage, (1, 2, 4, 8))
 
     option, facts = best_by_coverage(target, params, prompts, do_sample, usual)
     return resolved_head(target, with_head(params, option), prompts, target.num_layers), facts

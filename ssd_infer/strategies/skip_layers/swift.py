@@ -39,7 +39,7 @@ from ssd_infer.strategies.skip_layers.view_draft import ViewDraft
 from ssd_infer.strategies.streams import stream_studies
 from ssd_infer.tuning import scratch
 from ssd_infer.tuning.prediction import GAMMAS
-from ssd_infer.tuning.rounds import expected_tokens
+from ssd_infer.tuning.rounds import steady_speedup
 from ssd_infer.tuning.sublayer_costs import SublayerCosts, cached_sublayer_costs
 
 if TYPE_CHECKING:
@@ -308,8 +308,7 @@ def _usual_speedup(costs: SublayerCosts, saved: float, coverage: float) -> float
     layers = range(1, costs.whole.num_layers - 1)
     skips = SkipSet.of(layers[::2], layers[1::2])
     rounds = costs.cheaper(saved).skipping(skips)
-    share = USUAL_ACCEPTANCE * coverage
-    return max(rounds.speedup(expected_tokens([share] * gamma), gamma) for gamma in GAMMAS)
+    return steady_speedup(rounds, USUAL_ACCEPTANCE * coverage, GAMMAS)
 
 
 class _Budget:

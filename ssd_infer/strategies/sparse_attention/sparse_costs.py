@@ -12,13 +12,12 @@ import torch
 from ssd_infer.engine.cache import RowCache
 from ssd_infer.engine.kernels.grouped import FullAttention
 from ssd_infer.engine.kernels.layers import attention_view
-from ssd_infer.engine.sampling import Sampler, SamplingParams
-from ssd_infer.engine.session import Session, open_session
+from ssd_infer.engine.session import Session
 from ssd_infer.engine.target import SelfMasking, Target
 from ssd_infer.strategies.sparse_attention.selectors import Budget, Pillar, Shape
 from ssd_infer.strategies.sparse_attention.slot_budget import budget
 from ssd_infer.strategies.sparse_attention.working_set import WorkingSet
-from ssd_infer.tuning.costs import Curve, RoundCosts, timed
+from ssd_infer.tuning.costs import Curve, RoundCosts, session_at, timed
 from ssd_infer.tuning.memo import Memo
 from ssd_infer.tuning.rounds import expected_tokens
 
@@ -73,9 +72,7 @@ def measure(target: Target, context: int, batch: int) -> SparseCosts:
     What a pass costs without any layer is timed apart, so that it is not scaled. The keys are constants: written, so
     that every page is really read, and of no influence on the time.
     """
-    sampler = Sampler(SamplingParams(), target.device, seed=0)
-    session = open_session(target, [[0] * context] * batch, 1, max(WIDTHS), sampler)
-    session.pretend([context] * batch)
+    session = session_at(target, context, batch, max(WIDTHS))
     budgets = tuple(budget(context, ratio, 64) for ratio in (0.025, 0.2))
     bench = _Bench(session, target, budgets)
     calls: dict[str, Callable[[], None]] = {
