@@ -191,7 +191,8 @@ def test_auto_chooses_a_tree_or_a_chain_and_stays_exact(do_sample: bool) -> None
         if out.draft is None:
             assert "plain decoding" in out.note
             continue
-        assert isinstance(out.draft_params["tree"], int)
+        # A chain, which `auto` may choose, is the default and goes unsaid.
+        assert isinstance(out.draft_params.get("tree", 1), int)
         if not do_sample:
             plain = ssd_infer.generate(model, rows, max_new_tokens=12)
             assert out.sequences == plain.sequences
