@@ -22,6 +22,12 @@ from ssd_infer.errors import DataError
 _PIECE = 1 << 20
 
 
+def loaded_from(config: Any) -> Path | None:
+    """Return the directory that a model of this configuration was loaded from, or None."""
+    path = str(getattr(config, "_name_or_path", "") or "")
+    return Path(path) if path and Path(path).is_dir() else None
+
+
 def is_added(name: str) -> bool:
     """Tell whether a file of this name holds what was found out about a model, and was put beside its weights."""
     return name.startswith("ssd_")

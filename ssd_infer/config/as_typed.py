@@ -37,9 +37,9 @@ def text_keys(schema: type, groups: frozenset[str] = frozenset()) -> dict[str, T
 
     A key that names one of the config `groups` is none: its value chooses a file.
     """
-    found = {key: kind for key, kind in _walk(schema, "") if kind is not None}
-    others = {key for key, kind in _walk(schema, "") if kind is None}
-    return {key: kind for key, kind in found.items() if key not in groups and key not in others}
+    leaves = [(key, _text(wanted)) for key, wanted in _walk(schema)]
+    others = {key for key, kind in leaves if kind is None}
+    return {key: kind for key, kind in leaves if kind is not None and key not in groups | others}
 
 
 def as_typed(arguments: list[str], keys: dict[str, Text], *, swept: bool = False) -> list[str]:
@@ -52,7 +52,7 @@ def as_typed(arguments: list[str], keys: dict[str, Text], *, swept: bool = False
 
 def open_keys(schema: type) -> frozenset[str]:
     """Return the dotted keys of settings of `schema` that hold names of their own choice, such as `draft_params`."""
-    return frozenset(_open(schema, ""))
+    return frozenset(key for key, wanted in _walk(schema) if get_origin(wanted) is dict)
 
 
 def opened(arguments: list[str], keys: frozenset[str]) -> list[str]:
@@ -79,8 +79,8 @@ def quoted(text: str) -> str:
     return "'" + re.sub(r"(\\+)$", r"\1\1", inside) + "'"
 
 
-def _walk(schema: type, prefix: str) -> Iterator[tuple[str, Text | None]]:
-    """Yield the dotted key of every leaf of `schema` and its subclasses; None for one that is not text."""
+def _walk(schema: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted key and the type of every leaf of `schema` and its subclasses."""
     for kind in _variants(schema):
         hints = get_type_hints(kind)
         for entry in fields(kind):
@@ -89,18 +89,7 @@ def _walk(schema: type, prefix: str) -> Iterator[tuple[str, Text | None]]:
             if is_dataclass(wanted):
                 yield from _walk(wanted, f"{key}.")  # type: ignore[arg-type]
             else:
-                yield key, _text(wanted)
-
-
-def _open(schema: type, prefix: str) -> Iterator[str]:
-    for kind in _variants(schema):
-        hints = get_type_hints(kind)
-        for entry in fields(kind):
-            wanted = hints[entry.name]
-            if is_dataclass(wanted):
-                yield from _open(wanted, f"{prefix}{entry.name}.")  # type: ignore[arg-type]
-            elif get_origin(wanted) is dict:
-                yield f"{prefix}{entry.name}"
+                yield key, wanted
 
 
 def _variants(schema: type[Any]) -> list[type[Any]]:

@@ -18,6 +18,7 @@ from ssd_infer.strategies.head_params import HeadParams
 from ssd_infer.strategies.head_report import head_facts
 from ssd_infer.tuning.calibration_text import write_calibration_set
 from ssd_infer.tuning.draft_heads import FULL, HeadOption, head_bytes, head_options, make_head, usual_size
+from ssd_infer.tuning.head_ground import cached_ground
 from ssd_infer.tuning.head_study import HeadScores, along_text, head_seconds
 from ssd_infer.tuning.memo import Memo
 
@@ -100,7 +101,7 @@ def best_by_coverage(
     best = max(options, key=promises.__getitem__)
     if params.head == "auto" and promises[best] <= predict(0.0, 1.0):
         return FULL, {}
-    return best, head_facts(best, found[best], 1.0, seconds[best], seconds[FULL])
+    return best, head_facts(best, found[best], 1.0, seconds, cached_ground(target, prompts).note)
 
 
 @torch.inference_mode()

@@ -7,7 +7,7 @@ from typing import Any
 
 from ssd_infer.report.format import number
 from ssd_infer.report.table import Table
-from ssd_infer.tuning.draft_heads import HeadOption
+from ssd_infer.tuning.draft_heads import FULL, HeadOption
 from ssd_infer.tuning.head_study import HeadScores
 
 HEAD_FACTS = "draft_head"
@@ -21,17 +21,18 @@ HEAD = ("head", "K", "coverage", "α full", "α", "full ms", "ms")
 
 
 def head_facts(
-    option: HeadOption, found: HeadScores, full_alpha: float, seconds: float, full_seconds: float
+    option: HeadOption, found: HeadScores, full_alpha: float, seconds: Mapping[HeadOption, float], note: str
 ) -> dict[str, Any]:
-    """Return what is known of the head that was chosen, JSON-ready."""
+    """Return what is known of the head that was chosen, JSON-ready; `note` says why a saved order was not taken."""
     facts = {
         "head": option.kind,
         "head_size": option.size,
         "coverage": found.coverage,
         "alpha": found.scores.mean,
         "alpha_full": full_alpha,
-        "seconds": seconds,
-        "seconds_full": full_seconds,
+        "seconds": seconds[option],
+        "seconds_full": seconds[FULL],
+        "note": note,
     }
     return {HEAD_FACTS: facts}
 
@@ -50,4 +51,4 @@ def head_tables(row: Mapping[str, Any]) -> list[Table]:
         number(1e3 * facts["seconds_full"], 2),
         number(1e3 * facts["seconds"], 2),
     )
-    return [Table(TITLE, HEAD, (cells,), CAPTION)]
+    return [Table(TITLE, HEAD, (cells,), " ".join(filter(None, (CAPTION, facts.get("note")))))]

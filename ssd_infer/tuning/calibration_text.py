@@ -22,6 +22,7 @@ from ssd_infer.engine.stopping import StopRule
 from ssd_infer.engine.sublayers import View
 from ssd_infer.engine.target import Target
 from ssd_infer.tuning.scratch import Own, ScratchCache, ScratchWindow
+from ssd_infer.tuning.text_states import choices
 
 PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 4, 96, 48
 
@@ -137,11 +138,6 @@ def compare(sampler: Sampler, scored: Scored, reference: Tensor) -> Scores:
     if scored.ids is not None:
         reference = reference.expand(*q.shape[:-1], -1).gather(-1, scored.ids.expand(q.shape))
     return Scores(torch.minimum(q, reference).sum(dim=-1), q.amax(dim=-1))
-
-
-def choices(sampler: Sampler, logits: Tensor) -> Tensor:
-    """Return what the target chooses from `(…, V)` logits: tokens when greedy, distributions when sampling."""
-    return logits.argmax(dim=-1) if sampler.greedy else sampler.probs(logits)
 
 
 def write_calibration_set(

@@ -14,21 +14,20 @@ import torch
 from torch import Tensor
 
 from ssd_infer.checkpoint.always_ids import always_ids, ending_ids, within
+from ssd_infer.checkpoint.content import loaded_from
 from ssd_infer.engine.loop import decode
 from ssd_infer.engine.model_view import evaluating
 from ssd_infer.engine.request import read_stop
 from ssd_infer.engine.sampling import Sampler, SamplingParams
-from ssd_infer.engine.session import open_session
 from ssd_infer.engine.stopping import StopRule
 from ssd_infer.engine.target import Target
 from ssd_infer.tuning import saved_head
 from ssd_infer.tuning.memo import Memo
+from ssd_infer.tuning.text_states import Text, states_of
 
 POSITIONS, BATCH, PROMPT_TOKENS, LONGEST = 2048, 16, 96, 128
 """Positions of own text that are aimed at, in at most so many rows, of prompts and texts no longer than this."""
 _SEED = 1
-Text = tuple[list[int], list[int]]
-"""A prompt and what the model makes of it."""
 
 
 @dataclass(slots=True)
@@ -59,7 +58,7 @@ def cached_ground(target: Target, prompts: Sequence[list[int]]) -> HeadGround:
 
 
 def _found(target: Target, prompts: Sequence[list[int]]) -> HeadGround:
-    folder = folder_of(target)
+    folder = loaded_from(target.config)
     saved, note = (None, "") if folder is None else saved_head.load(folder, target)
     if saved is not None:
         return HeadGround(saved.order, saved.positions)
@@ -68,12 +67,6 @@ def _found(target: Target, prompts: Sequence[list[int]]) -> HeadGround:
     if folder is not None and found.positions >= POSITIONS // 2 and len(found.texts) >= BATCH // 2:
         saved_head.save(folder, target, saved_head.SavedOrder(found.order, found.positions))
     return found
-
-
-def folder_of(target: Target) -> Path | None:
-    """Return the directory the model was loaded from, or None."""
-    path = str(getattr(target.config, "_name_or_path", "") or "")
-    return Path(path) if path and Path(path).is_dir() else None
 
 
 def own_text(target: Target, prompts: Sequence[list[int]]) -> list[Text]:
@@ -113,24 +106,6 @@ def make_ground(target: Target, texts: Sequence[Text], folder: Path | None = Non
     behind[torch.tensor(front, dtype=torch.long)] = False
     order = torch.cat([torch.tensor(front, dtype=torch.long), by_mass[behind[by_mass]]])
     return HeadGround(order, sum(len(text) - 1 for _, text in texts), "", list(texts))
-
-
-@torch.inference_mode()
-def states_of(target: Target, text: Text, depths: Sequence[int] = ()) -> list[Tensor]:
-    """Return hidden states `(n-1, d)` after each of `depths` (ascending) and after all layers, of a text of n tokens.
-
-    They are those of every position from whose states a token after the first was chosen.
-    """
-    prompt, output = text
-    ids = torch.tensor([prompt + output[:-1]], device=target.device)
-    session = open_session(target, [ids[0].tolist()], 1, 0, Sampler(SamplingParams(), target.device, 0))
-    window = session.window(ids.shape[1])
-    hidden, first, found = target.embed_at(ids, window, session.cache), 0, []
-    for depth in (*depths, target.num_layers):
-        hidden = target.run(hidden, window, session.cache, first, depth)
-        found.append(hidden[0, len(prompt) :])
-        first = depth
-    return found
 
 
 @torch.inference_mode()

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 import ssd_infer
 from ssd_infer.checkpoint.always_ids import always_ids, ending_ids, tokenizer_digest
+from ssd_infer.checkpoint.content import loaded_from
 from ssd_infer.checkpoint.provenance import weights_sha256
 from ssd_infer.engine.sampling import Sampler, SamplingParams
 from ssd_infer.engine.target import Target
@@ -20,10 +21,12 @@ from ssd_infer.errors import ConfigError
 from ssd_infer.offload.files import fingerprint
 from ssd_infer.strategies.draft_head import best_by_coverage
 from ssd_infer.strategies.head_params import HeadParams
+from ssd_infer.strategies.head_report import CAPTION, head_facts, head_tables
 from ssd_infer.tuning import head_ground, saved_head
-from ssd_infer.tuning.calibration_text import choices
+from ssd_infer.tuning.calibration_text import Scores
 from ssd_infer.tuning.draft_heads import FULL, HeadOption, head_options, make_head, usual_size
-from ssd_infer.tuning.head_study import along_text, head_seconds
+from ssd_infer.tuning.head_study import HeadScores, along_text, head_seconds
+from ssd_infer.tuning.text_states import choices, states_of
 from tests.conftest import build_model
 
 PROMPTS = [[2, 3, 4, 5], [9, 8, 7], [30, 31, 32, 33, 34], [50]]
@@ -85,7 +88,7 @@ def test_acceptance_is_below_coverage_and_what_decoding_finds(large: Any, do_sam
     target = Target.of(large)
     sampler = Sampler(SamplingParams(do_sample=do_sample), target.device, seed=0)
     prompt, text = head_ground.own_text(target, PROMPTS)[0]
-    (final,) = head_ground.states_of(target, (prompt, text))
+    (final,) = states_of(target, (prompt, text))
     logits = target.logits(final)
     reference = choices(sampler, logits).unsqueeze(0)
     tokens = prompt + text[:-1]
@@ -217,7 +220,7 @@ def test_a_saved_order_is_used(saved: tuple[Path, Any], monkeypatch: pytest.Monk
     found = head_ground.cached_ground(target, PROMPTS)
     assert found.order.tolist() == torch.randperm(97, generator=torch.Generator().manual_seed(1)).tolist()
     assert found.positions == 2048
-    assert head_ground.folder_of(target) == folder
+    assert loaded_from(target.config) == folder
 
 
 @pytest.mark.parametrize(
@@ -281,3 +284,13 @@ def test_an_order_is_saved_where_enough_text_was_seen(
     elsewhere = tmp_path / "copy"
     shutil.copytree(tmp_path, elsewhere)
     assert tokenizer_digest(elsewhere) == tokenizer_digest(tmp_path) == ""
+
+
+def test_why_a_saved_order_was_not_taken_is_said_below_the_table() -> None:
+    option, scores = HeadOption("static", 4), Scores(torch.ones(1, 2), torch.ones(1, 2))
+    seconds = {FULL: 2.0, option: 1.0}
+    for note in ("", "the file belongs to another checkpoint, so the tokens were ranked anew"):
+        facts = head_facts(option, HeadScores(scores, 0.5), 1.0, seconds, note)
+        (table,) = head_tables({"status": "ok", "extra": {"search": facts}})
+        assert table.caption.endswith(note)
+        assert table.caption.startswith(CAPTION)

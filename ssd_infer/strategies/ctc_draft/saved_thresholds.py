@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from ssd_infer.atomic import write_text
-from ssd_infer.checkpoint.content import weights_digest
+from ssd_infer.checkpoint.content import loaded_from, weights_digest
 from ssd_infer.jsonio import from_json
 from ssd_infer.report.write import dump_json
 
@@ -29,9 +29,9 @@ def save_thresholds(
 
 def thresholds_of(model: Any) -> dict[str, float | None]:
     """Return the thresholds saved where `model` was loaded from; none when there are none for exactly these weights."""
-    folder = str(getattr(model.config, "_name_or_path", "") or "")
+    folder = loaded_from(model.config)
     try:
-        record = from_json((Path(folder) / FILE).read_text("utf-8")) if folder else {}
+        record = {} if folder is None else from_json((folder / FILE).read_text("utf-8"))
     except (OSError, ValueError):
         return {}
     if (

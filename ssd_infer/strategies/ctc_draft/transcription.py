@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from torch import nn
 
+from ssd_infer.checkpoint.content import loaded_from
 from ssd_infer.checkpoint.kinds import kind_of
 from ssd_infer.checkpoint.load import Loaded
 from ssd_infer.config.checks import Checks
@@ -211,12 +212,11 @@ def _loaded(model: nn.Module | Loaded) -> Loaded:
         return loaded
     from ssd_infer.models.asr_processor import load_processor
 
-    config: Any = loaded.model.config
-    where = str(getattr(config, "_name_or_path", "") or "")
-    if not where or not Path(where).is_dir():
+    where = loaded_from(loaded.model.config)
+    if where is None:
         rule = "must come with its processor"
         raise ConfigError([Problem("model", rule, type(loaded.model).__name__, "pass ssd_infer.load(DIR)")])
-    return Loaded(loaded.model, None, where, "speech", load_processor(where))
+    return Loaded(loaded.model, None, str(where), "speech", load_processor(str(where)))
 
 
 def _items(audio: Any, needs_files: bool, checks: Checks) -> list[tuple[str, Any]]:

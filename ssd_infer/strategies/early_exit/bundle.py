@@ -85,6 +85,7 @@ _MODULES = (
     "ssd_infer.tuning.rounds",
     "ssd_infer.checkpoint.machine",
     "ssd_infer.tuning.memo",
+    "ssd_infer.tuning.text_states",
     "ssd_infer.tuning.tree_costs",
     "ssd_infer.tuning.tree_shapes",
     "ssd_infer.tuning.tree_rounds",

@@ -23,7 +23,7 @@ from ssd_infer.strategies.draft_head import prompts_of, resolved_head, saved_sec
 from ssd_infer.strategies.early_exit import EARLY_EXIT_DEL
 from ssd_infer.strategies.early_exit.early_exit import EarlyExit
 from ssd_infer.strategies.early_exit.exit_calibration import cached_profile
-from ssd_infer.strategies.early_exit.exit_heads import best_with_heads
+from ssd_infer.strategies.early_exit.exit_heads import best_of_heads
 from ssd_infer.strategies.early_exit.shadow import Choice, Shadows, up_to_first_mismatch
 from ssd_infer.strategies.head_params import HeadParams
 from ssd_infer.strategies.head_report import head_tables
@@ -31,9 +31,10 @@ from ssd_infer.strategies.stepwise import Stepwise
 from ssd_infer.strategies.stream_report import stream_plots, stream_tables
 from ssd_infer.strategies.streams import decode_streams, stream_studies
 from ssd_infer.tuning import scratch
-from ssd_infer.tuning.calibration_text import choices, compare, gather
+from ssd_infer.tuning.calibration_text import compare, gather
 from ssd_infer.tuning.race import SURE, least_running, measured_speedup
 from ssd_infer.tuning.sublayer_costs import cached_sublayer_costs
+from ssd_infer.tuning.text_states import choices
 
 if TYPE_CHECKING:
     from ssd_infer.report.table import Plot, Table
@@ -236,12 +237,8 @@ class EarlyExitDel(Stepwise):
         if resolved.guard != "auto":
             return Resolved(resolved_head(target, resolved, prompts, deepest))
         known = cached_profile(target, prompts, do_sample)
-        best, facts = known.best(), dict[str, Any]()
-        other = best_with_heads(target, known, resolved, prompts)
-        if other is not None and (resolved.head != "auto" or other[0].speedup > best.speedup):
-            best, option, facts = other
-            resolved = with_head(resolved, option)
-        resolved = resolved_head(target, resolved, prompts, deepest)
+        best, option, facts = best_of_heads(target, known, resolved, prompts)
+        resolved = resolved_head(target, with_head(resolved, option), prompts, deepest)
         if best.speedup < 1.0:
             chosen = f"exit {best.exit_layer}, γ {best.gamma}"
             note = f"plain decoding: the best predicted speedup of any exit is {best.speedup:.2f} ({chosen})"

@@ -21,6 +21,7 @@ from ssd_infer.engine.target import Target
 from ssd_infer.tuning.costs import SHORT, Costs, context_class, measure_costs
 from ssd_infer.tuning.memo import Memo
 from ssd_infer.tuning.rounds import Prediction, draft_limits, predict_rounds
+from ssd_infer.tuning.text_states import Text, states_of
 
 MAX_GAMMA = 12
 THRESHOLDS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
@@ -44,7 +45,7 @@ class ExitProfile:
     """Highest probability of the exit's distribution at the same places."""
     costs: Costs
     do_sample: bool
-    texts: list[tuple[list[int], list[int]]] = field(default_factory=list)
+    texts: list[Text] = field(default_factory=list)
     """The texts, as prompts and what the target made of them."""
 
     @property
@@ -105,17 +106,10 @@ def profile(
 
 def _compare(target: Target, prompt: list[int], output: list[int], sampler: Sampler) -> tuple[Tensor, Tensor]:
     """Return acceptance and confidence `(exits, n-1)` of drafts for every output token after the first."""
-    ids = torch.tensor([prompt + output[:-1]], device=target.device)
-    session = open_session(target, [ids[0].tolist()], 1, 0, sampler)
-    window = session.window(ids.shape[1])
-    hidden, states = target.embed_at(ids, window, session.cache), []
     deepest = max(1, target.num_layers // 2)
-    for index in range(target.num_layers):
-        hidden = target.run(hidden, window, session.cache, index, index + 1)
-        if index < deepest:
-            states.append(hidden[0, len(prompt) :])
-    final = target.logits(hidden[0, len(prompt) :])
-    rows = [overlap(final, target.logits(state), sampler) for state in states]
+    *early, final = states_of(target, (prompt, output), range(1, deepest + 1))
+    whole = target.logits(final)
+    rows = [overlap(whole, target.logits(states), sampler) for states in early]
     return torch.stack([row[0] for row in rows]), torch.stack([row[1] for row in rows])
 
 

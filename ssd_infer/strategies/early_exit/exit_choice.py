@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from ssd_infer.engine.target import Target
 from ssd_infer.strategies.base import Resolved
 from ssd_infer.strategies.draft_head import resolved_head, with_head
 from ssd_infer.strategies.early_exit.exit_calibration import THRESHOLDS, cached_profile
-from ssd_infer.strategies.early_exit.exit_heads import best_with_heads
+from ssd_infer.strategies.early_exit.exit_heads import best_of_heads
 from ssd_infer.strategies.early_exit.exit_params import EarlyExitParams
 from ssd_infer.tuning.draft_heads import FULL
 
@@ -31,10 +30,7 @@ def resolve_chain(
         exits = [known.exits[-1]]
     gammas = None if params.gamma == "auto" else [int(params.gamma)]
     thresholds = THRESHOLDS if params.confidence == "auto" and gammas is None else ()
-    best, option, facts = known.best(exits, gammas, thresholds), FULL, dict[str, Any]()
-    other = best_with_heads(target, known, params, prompts, exits, gammas, thresholds)
-    if other is not None and (params.head != "auto" or other[0].speedup > best.speedup):
-        best, option, facts = other
+    best, option, facts = best_of_heads(target, known, params, prompts, exits, gammas, thresholds)
     chosen = f"exit {best.exit_layer}, γ {best.gamma}" + (
         "" if option == FULL else f", head {option.describe()}"
     )

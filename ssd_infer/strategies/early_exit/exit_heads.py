@@ -14,13 +14,13 @@ from ssd_infer.engine.target import Target
 from ssd_infer.strategies.early_exit.exit_calibration import MAX_GAMMA, ExitPrediction, ExitProfile
 from ssd_infer.strategies.head_params import HeadParams
 from ssd_infer.strategies.head_report import head_facts
-from ssd_infer.tuning.calibration_text import choices
 from ssd_infer.tuning.costs import RoundCosts, context_class
 from ssd_infer.tuning.draft_heads import FULL, HeadOption, head_options, make_head
-from ssd_infer.tuning.head_ground import states_of
+from ssd_infer.tuning.head_ground import cached_ground
 from ssd_infer.tuning.head_study import HeadScores, along_text, head_seconds
 from ssd_infer.tuning.memo import Memo
 from ssd_infer.tuning.rounds import draft_limits, predict_rounds, steady_speedup
+from ssd_infer.tuning.text_states import choices, states_of
 
 SHORTLIST = 6
 """Pairs of exit and head, best by their mean acceptance, whose rounds are followed one by one."""
@@ -55,7 +55,7 @@ class ExitHead:
 _heads: Memo[list[ExitHead]] = Memo()
 
 
-def best_with_heads(
+def best_of_heads(
     target: Target,
     known: ExitProfile,
     params: HeadParams,
@@ -63,11 +63,15 @@ def best_with_heads(
     exits: Sequence[int] | None = None,
     gammas: Sequence[int] | None = None,
     thresholds: Sequence[float] = (),
-) -> tuple[ExitPrediction, HeadOption, dict[str, Any]] | None:
-    """Return the fastest prediction with a restricted head that may be tried, the head, and facts; None without."""
+) -> tuple[ExitPrediction, HeadOption, dict[str, Any]]:
+    """Return the fastest prediction, its head, and facts of that; the full head where no part of it is faster.
+
+    A restricted head that was asked for is taken whatever it promises.
+    """
+    whole = known.best(exits, gammas, thresholds)
     options = head_options(target, params.head, params.head_size)
     if not options:
-        return None
+        return whole, FULL, {}
     lengths = list(gammas or range(1, MAX_GAMMA + 1))
     measured = _measured(target, known, options, prompts, list(exits or known.exits))
     found = sorted(measured, key=lambda one: -one.promise(lengths))
@@ -78,9 +82,11 @@ def best_with_heads(
         for threshold in dict.fromkeys((0.0, *thresholds))
     ]
     best, one = max(tried, key=lambda pair: pair[0].speedup)
+    if params.head == "auto" and best.speedup <= whole.speedup:
+        return whole, FULL, {}
     seconds = head_seconds(target, [one.option], prompts, known.do_sample)
     full = known.agreement(one.exit_layer)
-    facts = head_facts(one.option, one.found, full, seconds[one.option], seconds[FULL])
+    facts = head_facts(one.option, one.found, full, seconds, cached_ground(target, prompts).note)
     return best, one.option, facts
 
 

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from ssd_infer.engine.sampling import Sampler, SamplingParams
-from ssd_infer.engine.session import open_session
 from ssd_infer.engine.target import Target
 from ssd_infer.engine.tree_support import chains_only
 from ssd_infer.strategies.base import Resolved
@@ -17,6 +16,7 @@ from ssd_infer.strategies.early_exit.exit_calibration import MAX_GAMMA, ExitProf
 from ssd_infer.strategies.early_exit.exit_choice import resolve_chain
 from ssd_infer.strategies.early_exit.exit_params import EarlyExitParams
 from ssd_infer.tuning.memo import Memo
+from ssd_infer.tuning.text_states import choices, states_of
 from ssd_infer.tuning.tree_costs import BUDGETS, cached_tree_costs
 from ssd_infer.tuning.tree_rounds import BETTER, TreePrediction, best_tree, rank_chances
 
@@ -99,13 +99,8 @@ def exit_chances(target: Target, known: ExitProfile, exit_layer: int) -> Tensor:
 def _compared(target: Target, known: ExitProfile, exit_layer: int) -> Tensor:
     sampler = Sampler(SamplingParams(do_sample=known.do_sample), target.device, seed=0)
     found = []
-    for prompt, text in known.texts:
-        ids = torch.tensor([prompt + text[:-1]], device=target.device)
-        session = open_session(target, [ids[0].tolist()], 1, 0, sampler)
-        window = session.window(ids.shape[1])
-        early = target.run(target.embed_at(ids, window, session.cache), window, session.cache, 0, exit_layer)
-        final = target.run(early, window, session.cache, exit_layer)
-        whole, drafted = (target.logits(states[0, len(prompt) :]) for states in (final, early))
-        reference = whole.argmax(dim=-1) if sampler.greedy else sampler.probs(whole)
-        found.append(rank_chances(reference, drafted, sampler))
+    for text in known.texts:
+        early, final = states_of(target, text, (exit_layer,))
+        reference = choices(sampler, target.logits(final))
+        found.append(rank_chances(reference, target.logits(early), sampler))
     return torch.stack(found)

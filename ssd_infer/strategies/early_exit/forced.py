@@ -18,7 +18,6 @@ from ssd_infer.engine.loop import decode
 from ssd_infer.engine.model_view import evaluating
 from ssd_infer.engine.request import read_stop
 from ssd_infer.engine.sampling import Sampler
-from ssd_infer.engine.session import open_session
 from ssd_infer.engine.target import Target
 from ssd_infer.strategies.early_exit import EARLY_EXIT
 from ssd_infer.strategies.early_exit.exit_calibration import overlap
@@ -26,6 +25,7 @@ from ssd_infer.strategies.study import Sampling, StudyContext
 from ssd_infer.tuning.budget import Deadline, OutOfTime, stopping
 from ssd_infer.tuning.costs import Costs, RoundCosts, measure_costs
 from ssd_infer.tuning.rounds import draft_limits, expected_rounds, greedy_rounds
+from ssd_infer.tuning.text_states import states_of
 
 BATCH, MOST_PROMPTS, RESAMPLES = 16, 256, 2000
 Prompts = list[list[int]]
@@ -165,13 +165,8 @@ def _compare(
     target: Target, prompt: list[int], text: list[int], sampler: Sampler, shape: Shape
 ) -> tuple[Tensor, Tensor]:
     """Return acceptance and confidence `(n-1,)` of the exit's draft for every token of `text` after the first."""
-    ids = torch.tensor([prompt + text[:-1]], device=target.device)
-    session = open_session(target, [ids[0].tolist()], 1, 0, sampler)
-    window = session.window(ids.shape[1])
-    start = target.embed_at(ids, window, session.cache)
-    early = target.run(start, window, session.cache, 0, shape.exit_layer)
-    final = target.run(early, window, session.cache, shape.exit_layer, target.num_layers)
-    return overlap(target.logits(final[0, len(prompt) :]), target.logits(early[0, len(prompt) :]), sampler)
+    early, final = states_of(target, (prompt, text), (shape.exit_layer,))
+    return overlap(target.logits(final), target.logits(early), sampler)
 
 
 def forced_facts(

@@ -14,6 +14,7 @@ from ssd_infer.engine.session import Session
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import ConfigError, Problem
 from ssd_infer.strategies.base import DraftParams
+from ssd_infer.strategies.early_exit.exit_calibration import ExitPrediction, ExitProfile
 from ssd_infer.strategies.head_params import HeadParams
 
 FULL = None
@@ -48,5 +49,9 @@ def with_head(params: HeadParams, option: None) -> HeadParams:
     return params
 
 
-def best_with_heads(*_: Any) -> None:
-    """Return None: no other head may be tried."""
+def best_of_heads(
+    target: Target, known: ExitProfile, params: HeadParams, prompts: Sequence[list[int]], *narrowed: Any
+) -> tuple[ExitPrediction, None, dict[str, Any]]:
+    """Return the fastest prediction with the whole head, among what is `narrowed` down to."""
+    del target, params, prompts
+    return known.best(*narrowed), FULL, {}

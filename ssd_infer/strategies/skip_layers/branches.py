@@ -7,8 +7,9 @@ from torch import Tensor
 
 from ssd_infer.engine.session import Session
 from ssd_infer.engine.sublayers import SkipSet, View, side_by_side, skip_view
-from ssd_infer.tuning.calibration_text import CalibrationSet, choices, token_ids
+from ssd_infer.tuning.calibration_text import CalibrationSet, token_ids
 from ssd_infer.tuning.scratch import Own, ScratchCache, ScratchWindow
+from ssd_infer.tuning.text_states import choices
 
 
 class Branches:

@@ -41,12 +41,6 @@ def search_environment(target: Target, do_sample: bool) -> dict[str, str]:
     }
 
 
-def folder_of(target: Target) -> Path | None:
-    """Return the directory the model was loaded from, or None."""
-    path = str(getattr(target.config, "_name_or_path", "") or "")
-    return Path(path) if path and Path(path).is_dir() else None
-
-
 def save(folder: Path, target: Target, do_sample: bool, found: SearchResult) -> Path:
     """Write `found` into `folder`, replacing its method's result for the same search_environment; return the file."""
     where = search_environment(target, do_sample)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from ssd_infer.checkpoint.content import loaded_from
 from ssd_infer.engine.loop import Planner
 from ssd_infer.engine.sampling import SamplingParams
 from ssd_infer.engine.sublayers import SkipSet, skip_view
@@ -152,7 +153,7 @@ def _search(
 
 
 def _saved(target: Target, do_sample: bool, method: str | None) -> tuple[SearchResult | None, str]:
-    folder = store.folder_of(target)
+    folder = loaded_from(target.config)
     return (None, "") if folder is None else store.load(folder, target, do_sample, method)
 
 
@@ -187,12 +188,13 @@ def _with_best_head(
     full: Prediction,
 ) -> tuple[Prediction, HeadOption, dict[str, Any]]:
     """Return `full`, that of the full head, or the prediction of a restricted one that is faster or was asked for."""
-    if not len(skips) or not head_options(target, params.head, params.head_size):
+    options = head_options(target, params.head, params.head_size)
+    if not len(skips) or not options:
         return full, FULL, {}
     material = write_calibration_set(target, prompts, SamplingParams(do_sample=do_sample))
     costs = cached_sublayer_costs(target, _context(prompts), do_sample)
-    best = best_head(material, skips, costs, params, prompts, *_open(params))
-    if best is None or (params.head == "auto" and best[0].speedup <= full.speedup):
+    best = best_head(material, skips, costs, options, prompts, *_open(params))
+    if params.head == "auto" and best[0].speedup <= full.speedup:
         return full, FULL, {}
     return best
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
 from ssd_infer.engine.sublayers import SkipSet, skip_view
 from ssd_infer.engine.target import Target
-from ssd_infer.strategies.head_params import HeadParams
 from ssd_infer.strategies.head_report import head_facts
 from ssd_infer.tuning.calibration_text import CalibrationSet
-from ssd_infer.tuning.draft_heads import FULL, HeadOption, head_options, make_head
+from ssd_infer.tuning.draft_heads import FULL, HeadOption, make_head
+from ssd_infer.tuning.head_ground import cached_ground
 from ssd_infer.tuning.head_study import along_text, head_seconds
 from ssd_infer.tuning.prediction import predict
 from ssd_infer.tuning.rounds import Prediction
@@ -24,16 +24,13 @@ def best_head(
     material: CalibrationSet,
     skips: SkipSet,
     costs: SublayerCosts,
-    params: HeadParams,
+    options: Sequence[HeadOption],
     prompts: list[list[int]],
     gammas: Iterable[int],
     thresholds: Iterable[float],
-) -> tuple[Prediction, HeadOption, dict[str, Any]] | None:
-    """Return the fastest prediction of `skips` with a restricted head that may be tried, that head, and its facts."""
+) -> tuple[Prediction, HeadOption, dict[str, Any]]:
+    """Return the fastest prediction of `skips` with one of the restricted `options`, that head, and its facts."""
     target: Target = material.target
-    options = head_options(target, params.head, params.head_size)
-    if not options:
-        return None
     sampler, lengths, stops = material.session.sampler, list(gammas), list(thresholds)
     seconds = head_seconds(target, options, prompts, not sampler.greedy)
     states = material.states_with(skip_view(target, skips))
@@ -47,4 +44,4 @@ def best_head(
         found.append((prediction, option, scored))
     prediction, option, scored = max(found, key=lambda one: one[0].speedup)
     full = material.compare(target.logits(states)).mean
-    return prediction, option, head_facts(option, scored, full, seconds[option], seconds[FULL])
+    return prediction, option, head_facts(option, scored, full, seconds, cached_ground(target, prompts).note)
