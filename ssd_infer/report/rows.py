@@ -132,7 +132,7 @@ def _headline(report: Report) -> str:
     verdict = report["verdict"]
     row = find_row(report, verdict["best_strategy"])
     if row is None or not gains(row):
-        return _plain_headline(report)
+        return " ".join(filter(None, (_plain_headline(report), _without_the_model(report))))
     state = VERDICT_TEXT[row["lossless"]["verdict"]]
     how = f"sampling, {state}" if is_sampled(row) else state
     speed = row["speed"]
@@ -165,4 +165,25 @@ def _plain_headline(report: Report) -> str:
     return (
         "Plain decoding is the fastest here: no draft is faster beyond the noise of this report "
         f"(the best, “{readable(best['name'])}”, reads {best['speed']['speedup']:.2f} times{where})."
+    )
+
+
+def _without_the_model(report: Report) -> str:
+    """Say which peer, drafting nothing by the model itself, is faster than plain decoding for sure; "" for none."""
+    noise = max((row["extra"]["again"]["noise"] or 0.0 for row in noise_rows(report)), default=0.0)
+    found = [
+        peer
+        for peer in report["peers"]
+        if peer["speedup"] is not None
+        and peer["verdict"] != "fail"
+        and (peer["extra"].get("ci95") or [0.0])[0] > 1.0
+        and peer["speedup"] > 1.0 + noise
+    ]
+    if not found:
+        return ""
+    best = max(found, key=lambda peer: float(peer["speedup"]))
+    low, high = best["extra"]["ci95"]
+    return (
+        f"“{readable(best['name'])}”, which needs no draft of the model, reads {best['speedup']:.2f} times, "
+        f"95 % {low:.2f} to {high:.2f}."
     )

@@ -180,7 +180,18 @@ def test_headline_of_a_fallback_claims_no_speed() -> None:
     report = sample_report()
     report["strategies"] = [measured_row("early_exit", 1.1, 0.6, extra={"fell_back_to_plain": True})]
     report["verdict"]["best_strategy"] = "early_exit"
-    assert headline(report) == ("Plain decoding is the fastest here: no strategy drafts on this checkpoint.")
+    plain = "Plain decoding is the fastest here: no strategy drafts on this checkpoint."
+    peer = "“prompt lookup”, which needs no draft of the model, reads 1.40 times, 95 % 1.20 to 1.60."
+    assert headline(report) == f"{plain} {peer}"
+    found = report["peers"][0]
+    for key, value in (
+        ("speedup", 1.02),
+        ("speedup", None),
+        ("verdict", "fail"),
+        ("extra", {"ci95": [0.9, 1.9]}),
+    ):
+        report["peers"] = [found | {key: value}]
+        assert headline(report) == plain
 
 
 def test_headline_without_any_measurement() -> None:
