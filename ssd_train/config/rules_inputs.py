@@ -42,6 +42,19 @@ def layer_count(model: ModelConfig) -> int | None:
     return None
 
 
+def check_exits(exits: list[int] | None, layers: int | None, checks: Checks) -> None:
+    """Check that every exit E satisfies 1 <= E < L; with `layers` unknown only the lower end can be checked."""
+    if exits is None:
+        return
+    checks.require(len(exits) > 0, "exits", "must name at least one exit", exits, "null takes every layer")
+    checks.require(len(set(exits)) == len(exits), "exits", "must not repeat an exit", exits)
+    top = f" and below the model's {layers} layers" if layers else ""
+    for index, layer in enumerate(exits):
+        inside = layer >= 1 and (layers is None or layer < layers)
+        remedy = f"the last exit is {layers - 1}" if layers else ""
+        checks.require(inside, f"exits.{index}", f"must be at least 1{top}", layer, remedy)
+
+
 def check_model(cfg: Root, checks: Checks) -> None:
     """Check the model by its kind."""
     if isinstance(cfg.model, ScratchModelConfig):
