@@ -120,6 +120,21 @@ class Recipe(ABC):
     def after_backward(self) -> None:
         """Undo what `step` left in place for the backward pass; called after it, or not at all."""
 
+    def validated(self, metrics: dict[str, float], prefix: str) -> dict[str, float]:
+        """Return what a validation found, on every rank the same; a recipe may judge it and add to it."""
+        return metrics
+
+    def save(self, model: nn.Module, state: Mapping[str, Tensor], directory: Path) -> bool:
+        """Write a checkpoint's weights in files of the recipe's own; False leaves that to the trainer.
+
+        `state` has whole tensors by the names of `model`, which may itself hold shards.
+        """
+        return False
+
+    def load(self, model: nn.Module, directory: Path) -> bool:
+        """Take the weights that training goes on from out of such files; False leaves that to the trainer."""
+        return False
+
     def metadata(self) -> dict[str, Any]:
         """Return what a checkpoint should say about how it was made."""
         return {"name": self.name}

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ssd_infer.engine.target import Target
+from ssd_infer.models.draft_modules.bodies import own_layers
 from ssd_infer.models.draft_modules.hearing import Heard, listening
 from ssd_train.config.schema import HFModelConfig
 from ssd_train.losses.draft_rows import Head
@@ -41,7 +42,8 @@ class Frozen:
     def load(source: HFModelConfig, dtype: str) -> Frozen:
         """Return the model of `source` in `dtype`; raises SSDError where it cannot be loaded or taken apart."""
         found = Frozen(models.pretrained(source, dtype))
-        use_fast_products(found.model)
+        for layer in own_layers(found.model):  # not the head, of which rows are taken
+            use_fast_products(layer)
         return found
 
     def to(self, device: torch.device) -> None:

@@ -22,7 +22,7 @@ def write(trainee: Trainee, state: Mapping[str, Tensor], kept: str, directory: P
     """
     module = trainee.whole(kept, state)
     save_draft(directory, module, module.spec)
-    whole = {name: value.detach().cpu().contiguous() for name, value in state.items()}
+    whole = {name: value.detach().cpu().contiguous().clone() for name, value in state.items()}
     save_file(whole, directory / TRAINING)
 
 

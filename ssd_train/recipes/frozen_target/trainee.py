@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ssd_infer.checkpoint.draft_files import base_identity
+from ssd_infer.checkpoint.draft_base import base_identity
 from ssd_infer.checkpoint.draft_spec import DraftSpec
 from ssd_infer.models.draft_modules.build import build
 from ssd_infer.models.draft_modules.module import DraftModule
