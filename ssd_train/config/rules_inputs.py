@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from ssd_infer.config.checks import Checks
+from ssd_train.config.rules_own_text import check_own_text
 from ssd_train.config.rules_speech import check_speech_data, check_speech_model
 from ssd_train.config.schema import (
     DataConfig,
@@ -19,6 +20,7 @@ from ssd_train.config.schema import (
     ScratchMoeConfig,
     StdlibTextConfig,
 )
+from ssd_train.config.schema_own_text import SelfGeneratedConfig
 from ssd_train.config.schema_speech import SpeechDataConfig, SpeechModelConfig
 
 FAMILIES = ("llama", "qwen3", "mistral", "olmo2")
@@ -153,6 +155,8 @@ def check_data(data: DataConfig, checks: Checks) -> None:
     elif isinstance(data, LocalTextConfig):
         _check_files("path", data.path, checks)
         _check_files("validation_path", data.validation_path, checks)
+    elif isinstance(data, SelfGeneratedConfig):
+        check_own_text(data, checks)
     elif isinstance(data, SpeechDataConfig):
         check_speech_data(data, checks)
     elif isinstance(data, HubTextConfig):

@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ssd_train.losses import products
-from ssd_train.losses.restricted import Wanted, judge
+from ssd_train.losses.restricted import Wanted, judge, matched
 
-_ELEMENTS = 1 << 25
-"""Logits of the whole vocabulary that exist at a time, at most."""
+_ELEMENTS, _CACHED = 1 << 25, 1 << 19
+"""The target's logits that exist at a time: at most, and where a processor's cache should hold them."""
 
 Leave = Callable[[Tensor], Tensor]
 """What a family does to logits after the head, element by element."""
@@ -74,25 +74,26 @@ class _Job:
     chunk: int
     bias: Tensor | None
     """Of the rows, `(K,)`; the head's own."""
+    matching: bool
     sums: list[DraftSums] = field(default_factory=list)
     matches: list[list[Tensor]] = field(default_factory=list)
 
     @staticmethod
-    def of(teacher: Teacher, drafts: Sequence[Draft], loss: str, chunk: int) -> _Job:
+    def of(teacher: Teacher, drafts: Sequence[Draft], loss: str, chunk: int, matching: bool) -> _Job:
         """Return the job of these drafts."""
         bias = teacher.head.bias
         kept = None if bias is None else bias.index_select(0, teacher.ids).to(drafts[0].states.dtype)
-        return _Job(teacher, [draft.share for draft in drafts], loss, chunk, kept)
+        return _Job(teacher, [draft.share for draft in drafts], loss, chunk, kept, matching)
 
 
 def draft_loss(
-    teacher: Teacher, drafts: Sequence[Draft], loss: str, chunk_tokens: int
+    teacher: Teacher, drafts: Sequence[Draft], loss: str, chunk_tokens: int, *, matches: bool = False
 ) -> tuple[Tensor, list[DraftSums]]:
-    """Return the weighted loss of all `drafts`, summed, and each draft's sums.
+    """Return the weighted loss of all `drafts`, summed, and each draft's sums; agreement only if `matches`.
 
     Gradients reach the drafts' states and those of their rows that want one; they can be taken once.
     """
-    job = _Job.of(teacher, drafts, loss, chunk_tokens)
+    job = _Job.of(teacher, drafts, loss, chunk_tokens, matches)
     wide = (*(draft.states for draft in drafts), *(draft.rows for draft in drafts))
     total: Tensor = _DraftLoss.apply(job, *wide)  # type: ignore[no-untyped-call]
     return total, job.sums
@@ -103,19 +104,44 @@ def draft_matches(
     teacher: Teacher, drafts: Sequence[Draft], loss: str, chunk_tokens: int
 ) -> tuple[Tensor, list[DraftSums]]:
     """Return bool `(drafts, N)`, on which tokens draft and target agree, and each draft's sums; no gradient."""
-    job = _Job.of(teacher, drafts, loss, chunk_tokens)
+    job = _Job.of(teacher, drafts, loss, chunk_tokens, True)
     _run(job, [draft.states for draft in drafts], [draft.rows for draft in drafts], None)
     return torch.stack([torch.cat(parts) for parts in job.matches]), job.sums
 
 
-def teach(teacher: Teacher, part: slice) -> Wanted:
-    """Return what the target says of the tokens in `part`."""
-    logp, best = [], []
-    for logits in _pieces(teacher, part):
-        best.append(logits.argmax(-1))
-        kept = logits.index_select(1, teacher.ids).to(_accumulator(logits.dtype))
-        logp.append(kept - _log_sum(logits))
-    return Wanted(torch.cat(logp), places(teacher.ids, torch.cat(best)))
+@torch.no_grad()
+def teach(teacher: Teacher, part: slice, *, best: bool = True) -> Wanted:
+    """Return what the target says of the tokens in `part`; without `best` not which token is its most likely one.
+
+    Logits are made for a part of the vocabulary at a time, which stays in the processor's cache while it is reduced.
+    """
+    states, ids = teacher.states[part], teacher.ids
+    kept = torch.empty(len(states), len(ids), dtype=_accumulator(states.dtype), device=states.device)
+    sums, peaks = [], []
+    for first, logits in _blocks(states, teacher.head):
+        low, high = torch.searchsorted(ids, torch.tensor([first, first + logits.shape[1]], device=ids.device)).tolist()
+        kept[:, low:high] = logits.index_select(1, ids[low:high] - first)
+        peak = logits.amax(-1, keepdim=True).to(kept.dtype)
+        sums.append(peak + (logits.to(kept.dtype) - peak).exp_().sum(-1, keepdim=True).log_())
+        peaks.append(peak)
+    place = _inside(kept, torch.cat(peaks, 1).amax(1)) if best else None
+    return Wanted(kept.sub_(torch.cat(sums, 1).logsumexp(1, keepdim=True)), place)
+
+
+def _inside(kept: Tensor, peak: Tensor) -> Tensor:
+    """Return where in S the highest logit `peak` `(n,)` of the whole vocabulary stands; -1 where it is outside."""
+    value, place = kept.max(-1)
+    return torch.where(value >= peak, place, torch.full_like(place, -1))
+
+
+def _blocks(states: Tensor, head: Head) -> Iterator[tuple[int, Tensor]]:
+    """Yield the target's logits `(n, v)` of one part of the vocabulary after another, and where each part begins."""
+    elements = _CACHED if states.device.type == "cpu" else _ELEMENTS
+    width = max(256, elements // max(1, len(states)))
+    for first in range(0, head.weight.shape[0], width):
+        bias = None if head.bias is None else head.bias[first : first + width]
+        logits = _multiply(states, head.weight[first : first + width], bias)
+        yield first, logits if head.leave is None else head.leave(logits)
 
 
 @torch.no_grad()
@@ -191,7 +217,7 @@ def _run(
     job.matches = [[] for _ in states]
     for start in range(0, count, job.chunk):
         part = slice(start, min(start + job.chunk, count))
-        wanted = teach(job.teacher, part)
+        wanted = teach(job.teacher, part, best=job.matching or job.loss == "ce")
         for index, draft in enumerate(states):
             total = total + _one(job, index, part, wanted, rows[index], draft[part], gradients)
     return total
@@ -216,9 +242,11 @@ def _one(
     sums = job.sums[index]
     sums.loss += (found.value * counts).sum()
     sums.alpha += (found.alpha * counts).sum()
-    sums.match += (found.match * counts).sum()
     sums.count += counts.sum()
-    job.matches[index].append(found.match)
+    if job.matching:
+        match = matched(wanted, logits)
+        sums.match += (match * counts).sum()
+        job.matches[index].append(match)
     if gradients is not None:
         slope = found.slope.mul_(share[:, None])
         _back(slope if leave is None else _before(leave, raw, slope), rows, states, part, index, gradients)

@@ -31,8 +31,8 @@ class Wanted:
 
     logp: Tensor
     """log p on S, `(n, K)`, normalised over all of V."""
-    best: Tensor
-    """Place in S of the most likely token of V, `(n,)` int64; -1 where it is outside S."""
+    best: Tensor | None
+    """Place in S of the most likely token of V, `(n,)` int64, -1 where it is outside S; None where nobody asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,23 +45,21 @@ class Judged:
     """Derivative of each value for the draft's logits, `(n, K)`."""
     alpha: Tensor
     """Σ_S min(p, q), `(n,)`."""
-    match: Tensor
-    """Whether the draft's most likely token is the target's, bool `(n,)`."""
 
 
 def judge(name: str, wanted: Wanted, logits: Tensor) -> Judged:
-    """Return loss `name` of the draft's `logits` `(n, K)`; consumes them."""
+    """Return loss `name` of the draft's `logits` `(n, K)`."""
     logq = torch.log_softmax(logits, dim=-1)
-    return judge_log(name, wanted, logq)
-
-
-def judge_log(name: str, wanted: Wanted, logq: Tensor) -> Judged:
-    """Return loss `name` of the draft's log-probabilities `(n, K)`."""
     p, q = wanted.logp.exp(), logq.exp()
-    match = (logq.argmax(-1) == wanted.best) & (wanted.best >= 0)
     alpha = torch.minimum(p, q).sum(-1)
     value, slope = _LOSSES[name](_Case(wanted, logq, p, q, alpha))
-    return Judged(value, slope, alpha, match)
+    return Judged(value, slope, alpha)
+
+
+def matched(wanted: Wanted, logits: Tensor) -> Tensor:
+    """Return bool `(n,)`: whether the most likely token of the draft's `logits` `(n, K)` is the target's."""
+    assert wanted.best is not None
+    return logits.argmax(-1) == wanted.best
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +98,7 @@ def _nla(case: _Case) -> _Found:
 
 
 def _ce(case: _Case) -> _Found:
+    assert case.wanted.best is not None
     inside = case.wanted.best >= 0
     place = case.wanted.best.clamp(min=0)[:, None]
     one = torch.zeros_like(case.q).scatter_(1, place, 1.0)

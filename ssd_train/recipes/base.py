@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from ssd_train import data
 from ssd_train.config.schema import Root
+from ssd_train.config.schema_own_text import SelfGeneratedConfig
+from ssd_train.data.own_text.build import build_own_text
 from ssd_train.models import build as models
 
 Ratio = tuple[Tensor, Tensor]
@@ -87,7 +89,7 @@ class Recipe(ABC):
 
     def build_data(self, cfg: Root, run_dir: Path) -> TrainingData:
         """Return what the run trains on; every rank calls it."""
-        return data.build(cfg, run_dir)
+        return build_own_text(cfg, run_dir) if isinstance(cfg.data, SelfGeneratedConfig) else data.build(cfg, run_dir)
 
     def build_model(self, cfg: Root, data: TrainingData) -> nn.Module:
         """Return the model, in training precision, its random weights drawn from the run's seed alone."""

@@ -13,18 +13,9 @@ from ssd_infer.models.draft_modules.bodies import own_layers
 from ssd_infer.models.draft_modules.hearing import Heard, listening
 from ssd_train.config.schema import HFModelConfig
 from ssd_train.losses.draft_rows import Head
-from ssd_train.losses.processor import multiplies_bfloat16
 from ssd_train.losses.products import use_fast_products
 from ssd_train.models import build as models
 from ssd_train.recipes.base import Batch
-
-
-def frozen_dtype(asked: str, device: str) -> str:
-    """Return the precision of the frozen forward: by the processor's own word where nobody says."""
-    if asked != "auto":
-        return asked
-    fast = torch.cuda.is_bf16_supported() if device.startswith("cuda") else multiplies_bfloat16()
-    return "bfloat16" if fast else "float32"
 
 
 class Frozen:

@@ -19,13 +19,16 @@ _WIDER = 0.03
 """What a verify pass costs more for each drafted token, as a share of a pass of one: measured on small models."""
 
 
-def ratios(drafts: Sequence[Drafted], sums: Sequence[DraftSums]) -> dict[str, Ratio]:
-    """Return loss, overlap Σ min(p, q) and agreement of each draft."""
+def ratios(
+    drafts: Sequence[Drafted], sums: Sequence[DraftSums], *, agreement: bool = True
+) -> dict[str, Ratio]:
+    """Return loss, overlap Σ min(p, q) and, where it was counted, agreement of each draft."""
     found: dict[str, Ratio] = {}
     for draft, one in zip(drafts, sums, strict=True):
         found[f"{draft.name}_loss"] = (one.loss, one.count)
         found[f"{draft.name}_overlap"] = (one.alpha, one.count)
-        found[f"{draft.name}_agreement"] = (one.match, one.count)
+        if agreement:
+            found[f"{draft.name}_agreement"] = (one.match, one.count)
     return found
 
 

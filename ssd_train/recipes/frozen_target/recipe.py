@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ssd_infer.models.draft_modules.hearing import Heard
 from ssd_train.config.schema import HFModelConfig, Root
 from ssd_train.losses.draft_rows import Teacher, draft_loss, draft_matches, target_loss
+from ssd_train.models.precision import frozen_dtype
 from ssd_train.recipes.base import (
     Batch,
     Ratio,
@@ -26,7 +27,7 @@ from ssd_train.recipes.base import (
 from ssd_train.recipes.causal import TAU_GAMMA
 from ssd_train.recipes.frozen_target import keeping
 from ssd_train.recipes.frozen_target.forms import FORMS, Drafted, counted, gathered
-from ssd_train.recipes.frozen_target.frozen import Frozen, frozen_dtype
+from ssd_train.recipes.frozen_target.frozen import Frozen
 from ssd_train.recipes.frozen_target.measures import judged, lengths, pooled, ratios, relative_cost
 from ssd_train.recipes.frozen_target.rows import chosen_ids
 from ssd_train.recipes.frozen_target.settings import FrozenTargetConfig
@@ -48,7 +49,7 @@ class FrozenTargetRecipe(Recipe):
     def build_model(self, cfg: Root, data: TrainingData) -> nn.Module:
         """Load and freeze the target, choose rows, and build untrained modules from the run's seed alone."""
         assert isinstance(cfg.model, HFModelConfig)
-        frozen = Frozen.load(cfg.model, frozen_dtype(self.config.target_dtype, cfg.device))
+        frozen = Frozen.load(cfg.model, frozen_dtype(cfg.device, self.config.target_dtype))
         ids = chosen_ids(frozen, data, self.config.rows, cfg.run_dir)
         specs = specs_of(self.config, frozen, 0 if ids is None else len(ids))
         with torch.random.fork_rng(devices=[]):
@@ -71,8 +72,10 @@ class FrozenTargetRecipe(Recipe):
         drafts = self._drafts(heard, self.config.rollout)
         teacher = self._teacher(heard, row, token)
         own = gathered(drafts, self.trainee, row, token)
-        total, sums = draft_loss(teacher, own, self.config.loss, self.config.chunk_tokens)
-        return StepOutput(total, self.denominator(inputs), ratios(drafts, sums))
+        total, sums = draft_loss(
+            teacher, own, self.config.loss, self.config.chunk_tokens, matches=context.detailed
+        )
+        return StepOutput(total, self.denominator(inputs), ratios(drafts, sums, agreement=context.detailed))
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, inputs: Batch, context: StepContext) -> dict[str, Ratio]:
