@@ -115,6 +115,10 @@ class Recipe(ABC):
     def evaluate(self, model: nn.Module, inputs: Batch, context: StepContext) -> dict[str, Ratio]:
         """Measure one validation batch; must include `loss`."""
 
+    def patience(self) -> int:
+        """Return after how many validations without a longer accept length training ends; 0 for never."""
+        return 0
+
     def ema_decay(self) -> float:
         """Return the decay of the weight average a checkpoint holds; 0 keeps none."""
         return 0.0

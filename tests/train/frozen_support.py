@@ -14,12 +14,12 @@ from tests.train.support import base_model, tiny_root
 
 def frozen_root(directory: Path, *, recipe: dict[str, Any] | None = None, **train: Any) -> Root:
     """Return a run of two exits beside a four-layer Llama in float32 that is saved below `directory`."""
+    directory.mkdir(exist_ok=True)
     settings: dict[str, Any] = {"save_dtype": "float32", "eval_steps": 2, **train}
     cfg = tiny_root(directory, plain=True, **settings)
     chosen: dict[str, Any] = {"exits": [1, 2], "rows": 280, "target_dtype": "float32", **(recipe or {})}
     if chosen.get("form") == "mtp":
         chosen["exits"] = None
-    directory.mkdir(exist_ok=True)
     return replace(
         cfg,
         recipe_name="frozen_target",

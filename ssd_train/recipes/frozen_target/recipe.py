@@ -106,6 +106,10 @@ class FrozenTargetRecipe(Recipe):
         kept = {name: value for name, value in plain.items() if "_tau_" not in name}
         return {f"{prefix}{name}": value for name, value in {**kept, **found}.items()}
 
+    def patience(self) -> int:
+        """Return the configured one."""
+        return self.config.patience
+
     def save(self, model: nn.Module, state: Mapping[str, Tensor], directory: Path) -> bool:
         """Write draft modules and nothing of the target."""
         keeping.write(self.trainee, state, self.kept or self.trainee.names[0], directory)
