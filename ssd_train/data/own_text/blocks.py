@@ -40,7 +40,7 @@ class OwnBlocks(Dataset[Sample]):
 def _packed(documents: Sequence[Document], size: int) -> list[list[Document]]:
     """Return bins of documents that fit into `size` tokens, longest first (first-fit decreasing); none is cut."""
     bins: list[tuple[int, list[Document]]] = []
-    open_from = 0
+    open_from, smallest = 0, min((len(prompt) + len(text) for prompt, text in documents), default=0)
     for prompt, text in sorted(documents, key=lambda one: -len(one[0]) - len(one[1])):
         need = len(prompt) + len(text)
         at = next((at for at in range(open_from, len(bins)) if bins[at][0] >= need), None)
@@ -48,7 +48,7 @@ def _packed(documents: Sequence[Document], size: int) -> list[list[Document]]:
             bins.append((size - need, [(prompt, text)]))
         else:
             bins[at] = (bins[at][0] - need, [*bins[at][1], (prompt, text)])
-        while open_from < len(bins) and bins[open_from][0] < 8:  # full ones are not looked at again
+        while open_from < len(bins) and bins[open_from][0] < smallest:  # full for all of them
             open_from += 1
     return [found for _, found in bins]
 

@@ -42,12 +42,16 @@ class Pieces:
     folder: Path
 
     def read(self, number: int) -> list[Document] | None:
-        """Return the documents of a piece, None where it was not made yet."""
+        """Return the documents of a piece, None where it was not made yet or is damaged."""
         path = self.folder / f"piece-{number:05d}.jsonl"
-        if not path.exists():
+        try:
+            rows = [from_json(line) for line in path.read_text("utf-8").splitlines()]
+            return [(row["prompt"], row["text"]) for row in rows]
+        except FileNotFoundError:
             return None
-        rows = (from_json(line) for line in path.read_text("utf-8").splitlines())
-        return [(row["prompt"], row["text"]) for row in rows]
+        except (ValueError, KeyError, TypeError):
+            logger.warning("data: %s is damaged and is made again", path)
+            return None
 
     def write(self, number: int, documents: Sequence[Document]) -> None:
         """Keep a piece, whole or not at all."""

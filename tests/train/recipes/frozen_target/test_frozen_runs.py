@@ -102,7 +102,7 @@ def test_accumulation_is_exact(whole: Path, tmp_path: Path) -> None:
 def test_two_processes_learn_what_one_learns_also_across_a_stop(
     tmp_path: Path, engine: str, form: str
 ) -> None:
-    settings = {"max_steps": 5, "save_steps": 4, "eval_steps": 0, "logging_steps": 1}
+    settings = {"max_steps": 5, "save_steps": 4, "eval_steps": 0, "logging_steps": 2}
     one = frozen_root(tmp_path / "one", recipe={"form": form}, batch_size=4, eval_batches=2, **settings)
     alone = run.train(one)
     two = frozen_root(tmp_path / "two", recipe={"form": form}, batch_size=2, eval_batches=2, **settings)
