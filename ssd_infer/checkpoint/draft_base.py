@@ -21,15 +21,16 @@ from ssd_infer.errors import CheckpointError, DataError, Problem
 
 
 def base_identity(model: nn.Module) -> BaseIdentity:
-    """Return who `model` is; its weights are read for it, and so are the files it was loaded from."""
+    """Return who `model` is: by the files it was loaded from, whatever its precision is now, or by its values."""
     config: Any = cast(Any, model).config
     name = str(getattr(config, "_name_or_path", "") or "")
     where = _folder_of(name)
     local = loaded_from(config)
+    files = _files_digest(where)
     return BaseIdentity(
         name=name if local is None else str(local.resolve()),
-        files=_files_digest(where),
-        values=weights_digest(model),
+        files=files,
+        values="" if files else weights_digest(model),
         tokenizer=tokenizer_digest(where),
     )
 

@@ -52,6 +52,11 @@ def has_draft(folder: Path) -> bool:
     return (folder / FACTS).is_file() or (folder / WEIGHTS).is_file()
 
 
+def is_draft_alone(folder: Path) -> bool:
+    """Tell whether `folder` holds a draft module, and not the model it belongs to."""
+    return has_draft(folder) and not (folder / "config.json").is_file()
+
+
 def read_spec(folder: Path) -> DraftSpec:
     """Return what the draft module in `folder` is; raises CheckpointError with everything that is wrong with its facts.
 

@@ -30,7 +30,7 @@ class BaseIdentity:
     files: str = ""
     """Digest of the files of weights; "" where it was loaded from none."""
     values: str = ""
-    """Digest of names, shapes, types and values of the weights as they were loaded."""
+    """Digest of names, shapes, types and values of the weights, of a model that has no files."""
     tokenizer: str = ""
     """Digest of the tokenizer's files; "" where there are none."""
 

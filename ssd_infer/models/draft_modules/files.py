@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from ssd_infer.checkpoint.draft_base import check_base
-from ssd_infer.checkpoint.draft_files import WEIGHTS, draft_folder, read_spec, read_weights
+from ssd_infer.checkpoint.draft_files import WEIGHTS, draft_folder, is_draft_alone, read_spec, read_weights
 from ssd_infer.checkpoint.draft_spec import DraftSpec
 from ssd_infer.errors import CheckpointError, SSDError
 from ssd_infer.models.draft_modules.build import build
@@ -71,5 +71,9 @@ def draft_beside(model: nn.Module) -> DraftModule | None:
         return known[1]
     if folder is None:
         return None
-    _kept[model] = (folder, load_draft(folder, model))
-    return _kept[model][1]
+    # The model of a folder of its own was compared when both were loaded; of others nothing is known yet.
+    module = (
+        _filled(folder, read_spec(folder), model) if is_draft_alone(folder) else load_draft(folder, model)
+    )
+    _kept[model] = (folder, module)
+    return module

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
+
 import torch
 from torch import Tensor, nn
 
@@ -60,17 +61,26 @@ class DraftModule(nn.Module):
         ids = torch.arange(target.vocab_size, device=target.device) if self.ids is None else self.ids
         return rows_of(target, ids)
 
+    def rows(self) -> tuple[Tensor, Tensor | None]:
+        """Return weight `(K, d)` and bias `(K,)` of the rows that are looked at."""
+        if self.row_weight is not None:
+            return self.row_weight, self.row_bias
+        head = self.__dict__["_head"]()
+        if head is None:
+            raise RuntimeError("the model this draft module belongs to was deleted")
+        return head.weight, head.bias
+
+    def leave(self, logits: Tensor) -> Tensor:
+        """Return what comes after the head of `(…, K)`: some families scale logits, or bound them."""
+        found: Tensor = self.__dict__["_leave"](logits)
+        return found
+
     def logits(self, normed: Tensor) -> Tensor:
         """Return `(…, K)` logits of normed states `(…, d)`: exact rows of the target's head, or own ones."""
-        if self.row_weight is not None:
-            out = product(normed, self.row_weight, self.row_bias)
-        else:
-            head = self.__dict__["_head"]()
-            if head is None:
-                raise RuntimeError("the model this draft module belongs to was deleted")
-            out = head(normed)
-        found: Tensor = self.__dict__["_leave"](out)
-        return found
+        weight, bias = self.rows()
+        return self.leave(
+            product(normed, weight.to(normed.dtype), bias if bias is None else bias.to(normed.dtype))
+        )
 
 
 def _as_it_is(logits: Tensor) -> Tensor:
