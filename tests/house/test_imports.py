@@ -43,6 +43,7 @@ TRAIN = (
     ("package", ("",)),
 )
 ROOMS = (
+    "draft_module",
     "early_exit",
     "skip_layers",
     "sparse_attention",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from pathlib import Path
 
@@ -57,8 +58,10 @@ def _misfits(wanted: dict[str, Tensor], stored: dict[str, Tensor]) -> str:
 
 
 def put_beside(model: nn.Module, module: DraftModule) -> None:
-    """Let `model` draft with `module` from now on, as long as it lives, in place of what lies beside it on disk."""
-    _kept[model] = (None, module)
+    """Let `model` draft with `module` as it is now, in place of what lies beside it on disk, as long as it lives."""
+    dtype = next(model.parameters()).dtype
+    frozen = copy.deepcopy(module).to(dtype).eval().requires_grad_(requires_grad=False)
+    _kept[model] = (None, frozen)
 
 
 def draft_beside(model: nn.Module) -> DraftModule | None:

@@ -1,0 +1,120 @@
+"""What all drafts with a module beside the model have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from torch import Tensor
+
+from ssd_infer.engine.heads.head import DraftHead
+from ssd_infer.engine.loop import Plan
+from ssd_infer.engine.session import Feedback, Session
+from ssd_infer.engine.target import Target
+from ssd_infer.errors import DraftError, SSDError
+from ssd_infer.models.draft_modules.files import draft_beside
+from ssd_infer.models.draft_modules.module import DraftModule
+from ssd_infer.strategies.base import DraftParams
+from ssd_infer.strategies.draft_head import prompts_of
+from ssd_infer.strategies.draft_module.heard_layers import heard_layers, prompt_states
+from ssd_infer.strategies.draft_module.module_heads import head_of, option_of
+from ssd_infer.strategies.draft_module.module_keys import ModuleKeys, Pass
+from ssd_infer.strategies.draft_module.module_params import ModuleParams
+from ssd_infer.strategies.head_report import head_tables
+from ssd_infer.strategies.stepwise import Stepwise
+from ssd_infer.tuning.tree_costs import most_nodes
+from ssd_infer.tuning.tree_shapes import shape_of
+
+if TYPE_CHECKING:
+    from ssd_infer.report.table import Table
+
+
+def module_of(target: Target, form: str) -> DraftModule:
+    """Return the module of `form` beside the model; DraftError where it is gone since it was looked for."""
+    module = draft_beside(target.model)
+    if module is None or module.spec.form != form:
+        raise DraftError(f"the draft module of form {form} beside this model is gone")
+    return module
+
+
+class ModuleDraft(Stepwise):
+    """Draft with the module beside the model, at most γ tokens a round."""
+
+    Params = ModuleParams
+    form: ClassVar[str]
+    """Form of the modules it drafts with."""
+
+    def __init__(self, session: Session, params: DraftParams) -> None:
+        """Bind to `session`; `params` must have no `auto` left."""
+        self.module = module_of(session.target, self.form)
+        super().__init__(session, params)
+        resolved = cast(ModuleParams, params)
+        self.gamma = int(resolved.gamma)
+        self.confidence = 0.0 if resolved.confidence == "auto" else resolved.confidence
+        self.shape = shape_of(session.target, resolved.tree, resolved.shares, self.gamma)
+        self.keys = ModuleKeys(session, self.module)
+
+    @property
+    def depth(self) -> int:
+        """Layers of the target after which the module reads its states."""
+        raise NotImplementedError
+
+    def open_head(self, session: Session, params: DraftParams) -> DraftHead:
+        """Return the head that `params` name, behind the norm of the module."""
+        option = option_of(self.module, cast(ModuleParams, params), session.target)
+        return head_of(session.target, self.module, option, prompts_of(session))
+
+    @classmethod
+    def plan(cls, session: Session, params: DraftParams) -> Plan:
+        """Let the layer be heard whose states the module reads."""
+        draft = cls(session, params)
+        return Plan(draft, heard_layers(session, draft.depth, draft.keys.hear))
+
+    def prefilled(self) -> None:
+        """Run the committed tokens again, as far as the states that the module reads."""
+        states = prompt_states(self.session, self.depth)
+        self.keys.passes = [Pass([0] * len(self.session.rows), states)]
+
+    def observe(self, feedback: Feedback) -> None:
+        """Let the states of the verified tokens wait for the next round, those of a tree along its accepted path."""
+        states = self.verified(feedback)
+        if states is not None:
+            self.keys.passes.append(Pass(list(self.session.lengths), states))
+        if feedback.path is not None:
+            self.keys.passes[-1].order = [[0, *path] for path in feedback.path]
+
+    def verified(self, feedback: Feedback) -> Tensor | None:
+        """Return states `(B, γ+1, d)` of the verified tokens; None where they were heard in the verify pass."""
+        del feedback
+        return None
+
+    def keep_rows(self, kept: list[int]) -> None:
+        """Forget rows that ended."""
+        self.keys.keep_rows(kept)
+
+    @classmethod
+    def applicable(cls, target: Target) -> str | None:
+        """Need a module of this form beside the model."""
+        try:
+            module = draft_beside(target.model)
+        except SSDError as error:
+            return f"its draft module cannot be used: {' '.join(str(error).split())}"
+        if module is None:
+            return (
+                f"there is no draft module beside it; train one with recipe.form={cls.form} "
+                "(python -m ssd_train +recipe=frozen_target) and load the folder it was written to"
+            )
+        if module.spec.form != cls.form:
+            return f"its draft module is of form {module.spec.form}, and this draft needs form {cls.form}"
+        return None
+
+    @classmethod
+    def max_draft(cls, params: DraftParams) -> int:
+        """Return γ, or the nodes of a tree."""
+        found = cast(ModuleParams, params)
+        return max(int(found.gamma), most_nodes(found.tree))
+
+    @classmethod
+    def tables(cls, row: Mapping[str, Any]) -> list[Table]:
+        """Show its head."""
+        return head_tables(row)
