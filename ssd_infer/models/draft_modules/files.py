@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import weakref
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from ssd_infer.errors import CheckpointError, SSDError
 from ssd_infer.models.draft_modules.build import build
 from ssd_infer.models.draft_modules.module import DraftModule
 
+_SERIALS = itertools.count()
 _kept: weakref.WeakKeyDictionary[nn.Module, tuple[Path | None, DraftModule]] = weakref.WeakKeyDictionary()
 
 
@@ -61,7 +63,7 @@ def put_beside(model: nn.Module, module: DraftModule) -> None:
     """Let `model` draft with `module` as it is now, in place of what lies beside it on disk, as long as it lives."""
     dtype = next(model.parameters()).dtype
     frozen = copy.deepcopy(module).to(dtype).eval().requires_grad_(requires_grad=False)
-    _kept[model] = (None, frozen)
+    _keep(model, None, frozen)
 
 
 def draft_beside(model: nn.Module) -> DraftModule | None:
@@ -78,5 +80,11 @@ def draft_beside(model: nn.Module) -> DraftModule | None:
     module = (
         _filled(folder, read_spec(folder), model) if is_draft_alone(folder) else load_draft(folder, model)
     )
+    return _keep(model, folder, module)
+
+
+def _keep(model: nn.Module, folder: Path | None, module: DraftModule) -> DraftModule:
+    """Keep `module` for `model`, under a number that no other has: what is measured of it is told apart by that."""
+    module.serial = next(_SERIALS)
     _kept[model] = (folder, module)
     return module

@@ -23,6 +23,8 @@ class DraftModule(nn.Module):
     """Tokens that the module looks at `(K,)`, ascending; None for all."""
     row_weight: Tensor | None
     row_bias: Tensor | None
+    serial = -1
+    """Number of a module that a model drafts with."""
 
     def __init__(self, spec: DraftSpec, target: Target, ids: Tensor | None) -> None:
         """Copy what `spec` names from `target`; raises UnsupportedModelError where it has no such part."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ssd_infer.engine.session import Feedback, Session
+from ssd_infer.engine.target import Target
 from ssd_infer.engine.window import Window
 from ssd_infer.strategies.base import DraftParams
 from ssd_infer.strategies.draft_module import EXIT_MODULE
@@ -30,6 +31,11 @@ class ExitModuleDraft(ModuleDraft):
         super().__init__(session, params)
         self.resume_layer = self.depth
         self._own: Tensor | None = None
+
+    @classmethod
+    def resumes(cls, target: Target) -> int:
+        """Return E."""
+        return cls.module_of(target).spec.exit_layer
 
     @property
     def depth(self) -> int:

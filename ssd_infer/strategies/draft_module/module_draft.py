@@ -14,27 +14,21 @@ from ssd_infer.engine.target import Target
 from ssd_infer.errors import DraftError, SSDError
 from ssd_infer.models.draft_modules.files import draft_beside
 from ssd_infer.models.draft_modules.module import DraftModule
-from ssd_infer.strategies.base import DraftParams
+from ssd_infer.strategies.base import DraftParams, Resolved
 from ssd_infer.strategies.draft_head import prompts_of
 from ssd_infer.strategies.draft_module.heard_layers import heard_layers, prompt_states
-from ssd_infer.strategies.draft_module.module_heads import head_of, option_of
+from ssd_infer.strategies.draft_module.module_choice import resolve_module
+from ssd_infer.strategies.draft_module.module_heads import OWN, head_of, option_of
 from ssd_infer.strategies.draft_module.module_keys import ModuleKeys, Pass
 from ssd_infer.strategies.draft_module.module_params import ModuleParams
 from ssd_infer.strategies.head_report import head_tables
 from ssd_infer.strategies.stepwise import Stepwise
+from ssd_infer.tuning.draft_heads import head_bytes
 from ssd_infer.tuning.tree_costs import most_nodes
 from ssd_infer.tuning.tree_shapes import shape_of
 
 if TYPE_CHECKING:
     from ssd_infer.report.table import Table
-
-
-def module_of(target: Target, form: str) -> DraftModule:
-    """Return the module of `form` beside the model; DraftError where it is gone since it was looked for."""
-    module = draft_beside(target.model)
-    if module is None or module.spec.form != form:
-        raise DraftError(f"the draft module of form {form} beside this model is gone")
-    return module
 
 
 class ModuleDraft(Stepwise):
@@ -46,13 +40,27 @@ class ModuleDraft(Stepwise):
 
     def __init__(self, session: Session, params: DraftParams) -> None:
         """Bind to `session`; `params` must have no `auto` left."""
-        self.module = module_of(session.target, self.form)
+        self.module = self.module_of(session.target)
         super().__init__(session, params)
         resolved = cast(ModuleParams, params)
         self.gamma = int(resolved.gamma)
         self.confidence = 0.0 if resolved.confidence == "auto" else resolved.confidence
         self.shape = shape_of(session.target, resolved.tree, resolved.shares, self.gamma)
         self.keys = ModuleKeys(session, self.module)
+
+    @classmethod
+    def module_of(cls, target: Target) -> DraftModule:
+        """Return the module beside the model; DraftError where it is gone since it was looked for."""
+        module = draft_beside(target.model)
+        if module is None or module.spec.form != cls.form:
+            raise DraftError(f"the draft module of form {cls.form} beside this model is gone")
+        return module
+
+    @classmethod
+    def resumes(cls, target: Target) -> int:
+        """Return after how many layers verification goes on from what drafting has run."""
+        del target
+        return 0
 
     @property
     def depth(self) -> int:
@@ -69,6 +77,10 @@ class ModuleDraft(Stepwise):
         """Let the layer be heard whose states the module reads."""
         draft = cls(session, params)
         return Plan(draft, heard_layers(session, draft.depth, draft.keys.hear))
+
+    def stand(self) -> None:
+        """Stand behind a first drafted token, to measure the next; what was drafted does not matter."""
+        self.keys.lengths = list(self.session.lengths)
 
     def prefilled(self) -> None:
         """Run the committed tokens again, as far as the states that the module reads."""
@@ -107,6 +119,21 @@ class ModuleDraft(Stepwise):
         if module.spec.form != cls.form:
             return f"its draft module is of form {module.spec.form}, and this draft needs form {cls.form}"
         return None
+
+    @classmethod
+    def extra_bytes(cls, target: Target, params: DraftParams) -> int:
+        """Return the bytes of the module and of a head of its own; those of its keys hang on the text."""
+        module = cls.module_of(target)
+        own = sum(weight.numel() * weight.element_size() for weight in module.state_dict().values())
+        option = option_of(module, cast(ModuleParams, params), target)
+        return own + (0 if option == OWN else head_bytes(target, option))
+
+    @classmethod
+    def resolve(
+        cls, target: Target, params: DraftParams, prompts: list[list[int]], do_sample: bool
+    ) -> Resolved:
+        """Choose γ, stop, head and tree by predicted speedup; plain decoding when none exceeds 1."""
+        return resolve_module(cls, target, cast(ModuleParams, params), prompts, do_sample)
 
     @classmethod
     def max_draft(cls, params: DraftParams) -> int:

@@ -21,7 +21,7 @@ class ModuleParams(HeadParams):
     """How many tokens to draft, the confidence below which a row stops, and the shape of a tree."""
 
     head: ModuleHead | Auto = field(default="auto", kw_only=True)  # type: ignore[assignment]
-    """As other drafts have it, or the rows the module was trained with (`own`), which auto takes where there are such."""
+    """As other drafts have it, or what the module was trained with (`own`), which auto takes where that is a part."""
     gamma: int | Auto = "auto"
     confidence: float | Auto = "auto"
     tree: int | Auto = field(default=1, metadata=UNSAID)

@@ -39,6 +39,13 @@ class MtpDraft(ModuleDraft):
         """Return L."""
         return self.session.target.num_layers
 
+    def stand(self) -> None:
+        """Stand behind a first drafted token."""
+        super().stand()
+        size, target = int(self.session.target.config.hidden_size), self.session.target
+        shape = len(self.session.rows), 1, size
+        self._states = torch.zeros(shape, dtype=target.dtype, device=target.device)
+
     def step(self, token: Tensor, offset: int) -> Tensor:
         """Run the module on one `token` `(B,)` a row and the state before it; return `(B, 1, d)`."""
         if offset == 0:
