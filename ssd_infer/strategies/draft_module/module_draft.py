@@ -51,7 +51,7 @@ class ModuleDraft(Stepwise):
     @classmethod
     def module_of(cls, target: Target) -> DraftModule:
         """Return the module beside the model; DraftError where it is gone since it was looked for."""
-        module = draft_beside(target.model)
+        module = draft_beside(target.model, cls.form)
         if module is None or module.spec.form != cls.form:
             raise DraftError(f"the draft module of form {cls.form} beside this model is gone")
         return module
@@ -108,7 +108,7 @@ class ModuleDraft(Stepwise):
     def applicable(cls, target: Target) -> str | None:
         """Need a module of this form beside the model."""
         try:
-            module = draft_beside(target.model)
+            module = draft_beside(target.model, cls.form)
         except SSDError as error:
             return f"its draft module cannot be used: {' '.join(str(error).split())}"
         if module is None:
