@@ -54,4 +54,6 @@ def _disturb(module: torch.nn.Module, variant: int) -> None:
     chance = torch.Generator().manual_seed(variant)
     for weight in module.parameters():
         if weight.dim() > 1:
-            weight.add_(_NOISE * torch.randn(weight.shape, generator=chance, dtype=torch.float32).to(weight.dtype))
+            weight.add_(
+                _NOISE * torch.randn(weight.shape, generator=chance, dtype=torch.float32).to(weight.dtype)
+            )
