@@ -14,8 +14,8 @@ from torch import nn
 
 from ssd_infer.checkpoint.always_ids import tokenizer_digest
 from ssd_infer.checkpoint.content import files_digest, is_added, loaded_from, weights_digest
-from ssd_infer.checkpoint.draft_files import FACTS, WEIGHTS, refused
-from ssd_infer.checkpoint.draft_spec import BaseIdentity, DraftSpec
+from ssd_infer.checkpoint.draft_files import refused
+from ssd_infer.checkpoint.draft_spec import FACTS, WEIGHTS, BaseIdentity, DraftSpec
 from ssd_infer.checkpoint.hub import cached_folder
 from ssd_infer.errors import CheckpointError, DataError, Problem
 

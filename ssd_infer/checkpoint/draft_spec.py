@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from ssd_infer.errors import Problem
 
 VERSION = 1
+WEIGHTS, FACTS = "ssd_draft.safetensors", "ssd_draft.json"
+"""Files of a draft module: its weights, and its specification."""
 FORMS = ("exit", "mtp")
 """After a shallow layer of the target (Kangaroo, arXiv 2404.18911), or on its last state and the next token's
 embedding (multi-token prediction, 2404.19737 and 2412.19437)."""
@@ -74,6 +77,16 @@ class DraftSpec:
         if not 0 <= self.rows < _MOST:
             found.append(Problem("draft.rows", f"must lie in [0, {_MOST})", self.rows, "0 means all"))
         return found
+
+
+def has_draft(folder: Path) -> bool:
+    """Tell whether a draft module lies in `folder`, whole or damaged."""
+    return (folder / FACTS).is_file() or (folder / WEIGHTS).is_file()
+
+
+def is_draft_alone(folder: Path) -> bool:
+    """Tell whether `folder` holds a draft module, and not the model it belongs to."""
+    return has_draft(folder) and not (folder / "config.json").is_file()
 
 
 def spec_from(stored: Any) -> tuple[DraftSpec | None, list[Problem]]:

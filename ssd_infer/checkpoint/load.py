@@ -12,7 +12,8 @@ from torch import nn
 
 from ssd_infer.checkpoint.adapters import add_adapter, adds_prompts, inner_model
 from ssd_infer.checkpoint.draft_base import check_base, find_base
-from ssd_infer.checkpoint.draft_files import carry, is_draft_alone, read_spec
+from ssd_infer.checkpoint.draft_files import carry, read_spec
+from ssd_infer.checkpoint.draft_spec import is_draft_alone
 from ssd_infer.checkpoint.kinds import KINDS, Kind, kind_at, kind_of, register_classes
 from ssd_infer.checkpoint.options import ROW_MASKED, LoadOptions, option_problems, revision_problems
 from ssd_infer.checkpoint.placement import read_device, read_dtype

@@ -16,7 +16,7 @@ import torch
 import transformers
 
 from ssd_infer.checkpoint.content import is_added
-from ssd_infer.checkpoint.draft_files import FACTS, WEIGHTS
+from ssd_infer.checkpoint.draft_spec import FACTS, WEIGHTS
 from ssd_infer.checkpoint.machine import cpu_name, device_name
 from ssd_infer.checkpoint.manifest import read_record, sha256
 from ssd_infer.checkpoint.options import LoadOptions

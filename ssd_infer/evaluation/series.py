@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ssd_infer.atomic import write_text
-from ssd_infer.checkpoint.draft_files import has_draft
+from ssd_infer.checkpoint.draft_spec import has_draft
 from ssd_infer.checkpoint.provenance import weights_sha256
 from ssd_infer.checkpoint.steps import checkpoint_folders, misnamed_folders
 from ssd_infer.config.evaluation import EvalSettings

@@ -10,8 +10,8 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from ssd_infer.checkpoint.draft_base import check_base
-from ssd_infer.checkpoint.draft_files import WEIGHTS, draft_folder, is_draft_alone, read_spec, read_weights
-from ssd_infer.checkpoint.draft_spec import DraftSpec
+from ssd_infer.checkpoint.draft_files import draft_folder, read_spec, read_weights
+from ssd_infer.checkpoint.draft_spec import WEIGHTS, DraftSpec, is_draft_alone
 from ssd_infer.errors import CheckpointError, SSDError
 from ssd_infer.models.draft_modules.build import build
 from ssd_infer.models.draft_modules.module import DraftModule

@@ -126,7 +126,7 @@ class ModuleDraft(Stepwise):
         module = cls.module_of(target)
         own = sum(weight.numel() * weight.element_size() for weight in module.state_dict().values())
         option = option_of(module, cast(ModuleParams, params), target)
-        return own + (0 if option == OWN else head_bytes(target, option))
+        return int(own) + (0 if option == OWN else head_bytes(target, option))
 
     @classmethod
     def resolve(

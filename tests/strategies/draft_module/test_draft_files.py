@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM
 import ssd_infer
 from ssd_infer.checkpoint.content import file_digest
 from ssd_infer.checkpoint.draft_base import base_identity
-from ssd_infer.checkpoint.draft_files import FACTS, WEIGHTS, save_draft
-from ssd_infer.checkpoint.draft_spec import DraftSpec, spec_from
+from ssd_infer.checkpoint.draft_files import save_draft
+from ssd_infer.checkpoint.draft_spec import FACTS, WEIGHTS, DraftSpec, spec_from
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import CheckpointError, ConfigError, SSDError
 from ssd_infer.models.draft_modules.build import build
