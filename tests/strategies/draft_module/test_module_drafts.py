@@ -54,6 +54,19 @@ def test_a_ragged_batch_of_eight_is_plain_decoding(family: str, form: str) -> No
             assert out.stats.total.drafted > 100
 
 
+@pytest.mark.parametrize("form", DRAFTS)
+@pytest.mark.parametrize(
+    "params", [{"tree": 1}, {"tree": 8}, {"tree": 8, "trust": 0}, {"tree": 8, "head": "own"}]
+)
+def test_copies_beside_a_module_are_plain_decoding(form: str, params: dict[str, Any]) -> None:
+    model = tiny()
+    make(model, form, rows=40)
+    rows = [(one * 20)[:30] for one in prompts((3, 2, 4, 30, 1))]
+    out = greedy(model, rows, f"{DRAFTS[form]}+ngram", gamma=3, copy=4, **params)
+    assert out.sequences == greedy(model, rows).sequences
+    assert out.stats.total.accepted > 0
+
+
 @pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize("params", [WAYS[0], WAYS[1], {"gamma": 4, "confidence": 0.3}])
 @pytest.mark.parametrize("sampled", [False, True])

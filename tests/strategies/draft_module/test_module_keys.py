@@ -47,11 +47,14 @@ class KeysCompared:
 
     def __init__(self, model: Any) -> None:
         """Nothing was seen yet."""
-        self.model, self.apart, self.rounds, self.batches = model, 0.0, 0, set[int]()
+        self.model, self.apart, self.rounds, self.alone, self.batches = model, 0.0, 0, 0, set[int]()
 
     def __call__(self, drafter: ModuleDraft, proposal: Proposal) -> None:
         """Look at all rows."""
         keys, session = drafter.keys, drafter.session
+        if proposal.forwards == 0:
+            self.alone += 1  # of copies, for which the module did not run
+            return
         known = 0 if drafter.form == "mtp" else 1
         assert keys.lengths == [length + known for length in session.lengths]
         held = keys.cache.held(0)[0]
@@ -74,6 +77,20 @@ def test_keys_after_every_round_are_those_of_the_committed_text(form: str, shape
     follow(model, DRAFTS[form], SHAPES[shape], prompts(), seen)
     assert seen.rounds > 4
     assert len(seen.batches) > 1 or form == "exit", "rows must have ended at different times"
+    assert seen.apart < 1e-4
+
+
+@pytest.mark.parametrize("form", DRAFTS)
+@pytest.mark.parametrize("shape", ["chain", "tree"])
+def test_keys_are_complete_after_rounds_of_copies_too(form: str, shape: str) -> None:
+    model = tiny()
+    make(model, form)
+    rows = [(one * 9)[:20] for one in prompts((3, 2, 4))]
+    seen = KeysCompared(model)
+    params = {"tree": 1} | SHAPES[shape] | {"trust": 1, "copy": 3}
+    follow(model, f"{DRAFTS[form]}+ngram", params, rows, seen, new=40)
+    assert seen.alone > 0
+    assert seen.rounds > 0
     assert seen.apart < 1e-4
 
 
