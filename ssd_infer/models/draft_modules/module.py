@@ -30,13 +30,17 @@ class DraftModule(nn.Module):
         """Copy what `spec` names from `target`; raises UnsupportedModelError where it has no such part."""
         super().__init__()
         self.spec = spec
-        self.body = make_body(target, spec)
+        self.body = self.make_body(target)
         self.norm = copy.deepcopy(target.norm)
         self.source = 0 if self.thin else source_layer(target, spec)
         """The layer whose positions and masks the body takes."""
         self.register_buffer("ids", None if ids is None else ids.to(target.device))
         self._look_at(target)
         self.requires_grad_(requires_grad=True)
+
+    def make_body(self, target: Target) -> nn.Module:
+        """Return what `spec` names, made of parts of `target`."""
+        return make_body(target, self.spec)
 
     @property
     def thin(self) -> bool:

@@ -17,6 +17,7 @@ from ssd_infer.engine.sampling import Sampler, SamplingParams
 from ssd_infer.engine.session import Session, open_session
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import UnsupportedModelError
+from ssd_infer.models.draft_modules.exit_form import ExitModule
 from ssd_infer.models.draft_modules.module import DraftModule
 from ssd_infer.models.draft_modules.mtp_form import MtpModule
 from ssd_infer.strategies.draft_module.module_keys import ModuleKeys
@@ -103,10 +104,11 @@ def _followed(target: Target, module: DraftModule, text: Text, sampler: Sampler)
     states = target.run(start, window, session.cache, 0, depth)
     final = target.run(states, window, session.cache, depth)[0, len(prompt) :]
     reference = choices(sampler, target.logits(final))
-    if not isinstance(module, MtpModule):
+    if isinstance(module, ExitModule):
         own = ModuleKeys(session, module).run(states, window)
         return Drafted(text, reference, [own[0, len(prompt) :]])
-    steps = _rolled(session, module, states, start)
+    ahead = _rolled(session, module, states, start) if isinstance(module, MtpModule) else module.body(states)
+    steps = enumerate(ahead, start=1)
     return Drafted(text, reference, [_at(one[0], len(prompt) - step, len(final)) for step, one in steps])
 
 
@@ -114,7 +116,7 @@ def _ids(session: Session) -> Tensor:
     return torch.tensor([session.rows[0].tokens], device=session.target.device)
 
 
-def _rolled(session: Session, module: MtpModule, states: Tensor, start: Tensor) -> list[tuple[int, Tensor]]:
+def _rolled(session: Session, module: MtpModule, states: Tensor, start: Tensor) -> list[Tensor]:
     """Return the states of each step from every position; of the first alone where layers cannot be rolled out."""
     target = session.target
     window, source = session.window(states.shape[1]), module.source
@@ -122,11 +124,10 @@ def _rolled(session: Session, module: MtpModule, states: Tensor, start: Tensor) 
     if target.rotary is not None:
         positional["position_embeddings"] = window.rotary(target.kinds[source])  # type: ignore[assignment]
     try:
-        found = module.rolled(states, start, positional, min(STEPS, states.shape[1] - 1))
+        return module.rolled(states, start, positional, min(STEPS, states.shape[1] - 1))
     except (UnsupportedModelError, TypeError, ValueError):
         given = module.joined(states[:, :-1], start[:, 1:])
-        found = [ModuleKeys(session, module).run(given, session.window(given.shape[1]))]
-    return list(enumerate(found, start=1))
+        return [ModuleKeys(session, module).run(given, session.window(given.shape[1]))]
 
 
 def _at(states: Tensor, first: int, count: int) -> Tensor:

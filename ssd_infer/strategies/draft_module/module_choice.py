@@ -57,7 +57,10 @@ class Choice:
     @property
     def gammas(self) -> Iterable[int]:
         """Draft lengths that compete."""
-        return GAMMAS if isinstance(self.params.gamma, str) else (self.params.gamma,)
+        farthest = self.kind.farthest(self.target)
+        if not isinstance(self.params.gamma, str):
+            return (min(self.params.gamma, farthest),)
+        return [gamma for gamma in GAMMAS if gamma <= farthest]
 
     @property
     def thresholds(self) -> Iterable[float]:
@@ -119,7 +122,8 @@ def resolve_module(
         option = option_of(module, params, target)
         head_of(target, module, option, prompts)
         confidence = 0.0 if params.confidence == "auto" else params.confidence
-        return Resolved(with_option(replace(params, confidence=confidence), option))
+        gamma = min(int(params.gamma), kind.farthest(target))
+        return Resolved(with_option(replace(params, gamma=gamma, confidence=confidence), option))
     return _chosen(Choice(kind, target, module, params, prompts, do_sample))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -43,7 +44,7 @@ class ModuleDraft(Stepwise):
         self.module = self.module_of(session.target)
         super().__init__(session, params)
         resolved = cast(ModuleParams, params)
-        self.gamma = int(resolved.gamma)
+        self.gamma = min(int(resolved.gamma), self.farthest(session.target))
         self.confidence = 0.0 if resolved.confidence == "auto" else resolved.confidence
         self.shape = shape_of(session.target, resolved.tree, resolved.shares, self.gamma)
         self.keys = ModuleKeys(session, self.module)
@@ -61,6 +62,12 @@ class ModuleDraft(Stepwise):
         """Return after how many layers verification goes on from what drafting has run."""
         del target
         return 0
+
+    @classmethod
+    def farthest(cls, target: Target) -> int:
+        """Return the most tokens a round that its module can draft; longer γ are cut to it."""
+        del target
+        return sys.maxsize
 
     @property
     def depth(self) -> int:

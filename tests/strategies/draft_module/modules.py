@@ -22,8 +22,8 @@ from ssd_infer.strategies import registry
 from ssd_infer.strategies.draft_module.module_draft import ModuleDraft
 from tests.conftest import build_model
 
-DRAFTS = {"exit": "exit_module", "mtp": "mtp"}
-FORMS: dict[str, dict[str, int]] = {"exit": {"exit_layer": 2}, "mtp": {"rollout": 3}}
+DRAFTS = {"exit": "exit_module", "mtp": "mtp", "heads": "heads"}
+FORMS: dict[str, dict[str, int]] = {"exit": {"exit_layer": 2}, "mtp": {"rollout": 3}, "heads": {"heads": 4}}
 BODIES: dict[str, dict[str, int]] = {
     "rank": {"rank": 4},
     "attention": {},
@@ -43,6 +43,7 @@ def make(
     model: Any, form: str, body: str = "layer", rows: int = 0, noise: float = 0.05, **more: Any
 ) -> DraftModule:
     """Return a module of random weights, put beside `model`; without noise as it begins."""
+    body = "rank" if form == "heads" else body
     spec = DraftSpec(form=form, module=body, rows=rows, **FORMS[form] | BODIES[body] | more)
     vocabulary = int(model.config.vocab_size)
     ids = torch.arange(vocabulary)[:: max(1, vocabulary // rows)][:rows] if rows else None

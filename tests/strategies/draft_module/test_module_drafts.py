@@ -12,6 +12,7 @@ from ssd_infer.engine.prefilled import Prefilled, prefill
 from ssd_infer.engine.target import Target
 from ssd_infer.strategies import registry
 from ssd_infer.strategies.draft_module.module_draft import ModuleDraft
+from ssd_infer.tuning.costs import Curve, RoundCosts
 from tests.strategies.draft_module.modules import BODIES, DRAFTS, FORMS, follow, make, prompts, tiny
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -46,7 +47,7 @@ def greedy(model: Any, rows: list[list[int]], draft: str | None = None, **params
 def test_a_ragged_batch_of_eight_is_plain_decoding(family: str, form: str) -> None:
     model = tiny(family, **FAMILIES[family])
     plain = greedy(model, prompts()).sequences
-    for number, body in enumerate(("rank", "attention", "layer")):
+    for number, body in enumerate(("rank",) if form == "heads" else ("rank", "attention", "layer")):
         make(model, form, body, rows=40 if number == 1 else 0)
         for params in WAYS[:3] if family != "llama" else WAYS:
             out = greedy(model, prompts(), DRAFTS[form], **params)
@@ -129,11 +130,12 @@ def test_auto_decodes_plainly_where_nothing_pays_and_drafts_where_it_does(
     form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny(layers=8)
-    make(model, form, "rank", exit_layer=1 if form == "exit" else 0)
+    make(model, form, "rank", **({"exit_layer": 1} if form == "exit" else {}))
     found = {}
     for price in (1e-9, 10.0):
+        costs = RoundCosts(1.0, price, Curve((1, 33), (1.0, 1.0)))
         monkeypatch.setattr(
-            "ssd_infer.strategies.draft_module.module_costs.step_seconds", lambda *_, price=price: price
+            "ssd_infer.strategies.draft_module.module_choice.chain_costs", lambda *_, costs=costs: costs
         )
         strategy = registry.get(DRAFTS[form])
         found[price] = strategy.prepare(Target.of(model), {"head": "full"}, prompts(), do_sample=True)
@@ -165,3 +167,13 @@ def test_a_tree_that_is_asked_for_is_chosen_by_what_each_depth_is_worth() -> Non
     strategy = registry.get("mtp")
     found = strategy.prepare(Target.of(model), {"tree": 8, "head": "full"}, prompts(), do_sample=True)
     assert "trees of 8 nodes" in found.note
+
+
+def test_no_more_is_drafted_than_there_are_blocks() -> None:
+    model = tiny()
+    make(model, "heads", heads=2)
+    strategy = registry.get("heads")
+    assert strategy.prepare(Target.of(model), {"gamma": 9}, prompts(), do_sample=False).params.gamma == 2
+    widths: set[int] = set()
+    follow(model, "heads", {"gamma": 9}, prompts(), lambda _, proposal: widths.add(proposal.width))
+    assert max(widths) == 2

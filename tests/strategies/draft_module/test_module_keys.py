@@ -11,6 +11,7 @@ from torch import Tensor
 from ssd_infer.engine.model_view import cache_keyword
 from ssd_infer.engine.session import Feedback, Proposal
 from ssd_infer.models.draft_modules.bodies import run_body
+from ssd_infer.models.draft_modules.heads_form import HeadsModule
 from ssd_infer.models.draft_modules.hearing import listening
 from ssd_infer.models.draft_modules.module import DraftModule
 from ssd_infer.models.draft_modules.mtp_form import MtpModule
@@ -19,6 +20,7 @@ from ssd_infer.strategies.draft_module.module_draft import ModuleDraft
 from ssd_infer.strategies.draft_module.module_keys import Block, ModuleKeys
 from tests.strategies.draft_module.modules import DRAFTS, Recorder, follow, make, paths, prompts, tiny
 
+WITH_KEYS = ("exit", "mtp")
 SHAPES: dict[str, dict[str, Any]] = {
     "chain": {"gamma": 3},
     "tree": {"gamma": 3, "tree": 6, "shares": [0.5, 0.3, 0.1]},
@@ -66,7 +68,7 @@ class KeysCompared:
         self.batches.add(len(session.rows))
 
 
-@pytest.mark.parametrize("form", DRAFTS)
+@pytest.mark.parametrize("form", WITH_KEYS)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("family", ["llama", "gemma3_text"])
 def test_keys_after_every_round_are_those_of_the_committed_text(form: str, shape: str, family: str) -> None:
@@ -80,7 +82,7 @@ def test_keys_after_every_round_are_those_of_the_committed_text(form: str, shape
     assert seen.apart < 1e-4
 
 
-@pytest.mark.parametrize("form", DRAFTS)
+@pytest.mark.parametrize("form", WITH_KEYS)
 @pytest.mark.parametrize("shape", ["chain", "tree"])
 def test_keys_are_complete_after_rounds_of_copies_too(form: str, shape: str) -> None:
     model = tiny()
@@ -137,6 +139,8 @@ def scores_after(model: Any, module: DraftModule, committed: list[int], drafts: 
     with listening(model, (0, module.spec.exit_layer or last)) as heard:
         model(torch.tensor([committed + drafts]), use_cache=False)
     given, states = heard.positional(module), heard.states[module.spec.exit_layer or last]
+    if isinstance(module, HeadsModule):
+        return module.logits(module.over_block(states)[len(drafts)])[0, len(committed) - 2]
     if not isinstance(module, MtpModule):
         return module.logits(module.over_block(states, given))[0, -1]  # type: ignore[operator]
     step = len(drafts) + 1
@@ -149,7 +153,7 @@ def scores_after(model: Any, module: DraftModule, committed: list[int], drafts: 
 def test_what_is_drafted_is_what_training_sees(form: str, body: str, shape: str) -> None:
     """Every drafted token is among the best of what the module's training side makes of the same text."""
     model = tiny()
-    module = make(model, form, body, rows=40)
+    module = make(model, form, "rank" if form == "heads" else body, rows=40)
     compared = 0
 
     def seen(drafter: ModuleDraft, proposal: Proposal) -> None:
