@@ -111,7 +111,7 @@ def select_candidates(
             strategy = drafts.get(info.name)
             given = raw if row_name(wanted) == name else {}
             turn = deadline.part(max(0.5, 1 / (len(known) - place)))
-            limited = bounded(strategy, given, min(search_seconds, 0.5 * turn.left))
+            limited = filled_in(strategy, given, min(search_seconds, 0.5 * turn.left))
             shown = _batch(calibration, batch_size) if strategy.by_batch else calibration
             entry = Entry(row, info.name, limited, by_hand=bool(given), alone=row_name(wanted) == info.row)
             _prepare(found, model, target, entry, sampling, shown, turn)
@@ -152,8 +152,9 @@ def _batch(prompts: Sequence[list[int]], size: int) -> Sequence[list[int]]:
     return [longest[turn % len(longest)] for turn in range(size)] or prompts
 
 
-def bounded(strategy: type[Strategy], raw: dict[str, Any], search_seconds: float) -> dict[str, Any]:
-    """Return `raw` with this run's bound in place of an open `search_seconds`."""
+def filled_in(strategy: type[Strategy], raw: Mapping[str, Any], search_seconds: float) -> dict[str, Any]:
+    """Return `raw` with what an evaluation gives the parameters left out, its bound on an open search among them."""
+    raw = {**strategy.evaluated, **raw}
     open_ended = "search_seconds" in strategy.Params.__dataclass_fields__
     if open_ended and raw.get("search_seconds", "auto") == "auto":
         return raw | {"search_seconds": search_seconds}
@@ -242,9 +243,13 @@ def as_dict(params: Any) -> dict[str, Any]:
 def own_peers(model: nn.Module, sampling: Sampling, wanted: str) -> list[Contender]:
     """Return our own strategies that draft without the model: what combining them with a self-draft has to beat."""
     return [
-        Contender(
-            f"{info.row}{sampling.suffix}", "peer", ours(model, info.name, {}, sampling), draft=info.name
-        )
+        _own_peer(model, sampling, info)
         for info in drafts.infos().values()
         if info.kind == "causal" and not info.listed and not is_wanted(wanted, info)
     ]
+
+
+def _own_peer(model: nn.Module, sampling: Sampling, info: StrategyInfo) -> Contender:
+    params = dict(drafts.get(info.name).evaluated)
+    decode = ours(model, info.name, params, sampling)
+    return Contender(f"{info.row}{sampling.suffix}", "peer", decode, draft=info.name, params=params)

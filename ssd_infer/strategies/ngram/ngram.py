@@ -5,8 +5,9 @@ With `tree` above 1, several earlier occurrences become branches of one token tr
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import Any, ClassVar, cast
 
 import torch
 
@@ -77,6 +78,8 @@ class Ngram(Strategy):
 
     info = NGRAM
     Params = NgramParams
+    by_batch = True
+    evaluated: ClassVar[Mapping[str, Any]] = {"tree": "auto"}
 
     def __init__(self, session: Session, params: DraftParams) -> None:
         """Keep one index a row."""
