@@ -77,7 +77,7 @@ def draft_beside(model: nn.Module, form: str) -> DraftModule | None:
     """
     put = _put.get(model, {}).get(form)
     if put is not None:
-        return put
+        return _placed(put, model)
     folder, known = draft_folder(model), _read.get(model)
     if folder is None:
         return None
@@ -86,7 +86,15 @@ def draft_beside(model: nn.Module, form: str) -> DraftModule | None:
         alone = is_draft_alone(folder)
         module = _filled(folder, read_spec(folder), model) if alone else load_draft(folder, model)
         known = _read[model] = folder, _numbered(module)
-    return known[1]
+    return _placed(known[1], model)
+
+
+def _placed(module: DraftModule, model: nn.Module) -> DraftModule:
+    """Return `module` where `model` is now, and in its precision: it may have been moved since."""
+    own, like = next(module.parameters()), next(model.parameters())
+    if not like.is_meta and (own.device, own.dtype) != (like.device, like.dtype):
+        module.to(like.device, like.dtype)
+    return module
 
 
 def _numbered(module: DraftModule) -> DraftModule:

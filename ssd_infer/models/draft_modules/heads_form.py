@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ssd_infer.checkpoint.draft_spec import DraftSpec
 from ssd_infer.engine.target import Target
 from ssd_infer.models.draft_modules.module import DraftModule
 
@@ -42,10 +41,6 @@ class HeadsModule(DraftModule):
     """The target's last state → a state for each of the tokens after the next; none knows what the others say."""
 
     body: Ahead
-
-    def __init__(self, spec: DraftSpec, target: Target, ids: Tensor | None) -> None:
-        """Begin with blocks that pass states on as they are."""
-        super().__init__(spec, target, ids)
 
     def make_body(self, target: Target) -> nn.Module:
         """Return the blocks."""

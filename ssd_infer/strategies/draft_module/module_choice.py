@@ -14,7 +14,7 @@ from ssd_infer.models.draft_modules.module import DraftModule
 from ssd_infer.strategies.base import Resolved
 from ssd_infer.strategies.draft_module.along_text import Drafted, cached_drafted, sampler_for
 from ssd_infer.strategies.draft_module.module_costs import beyond, chain_costs
-from ssd_infer.strategies.draft_module.module_heads import head_of, option_of, usual_option, with_option
+from ssd_infer.strategies.draft_module.module_heads import OWN, head_of, option_of, usual_option, with_option
 from ssd_infer.strategies.draft_module.module_params import ModuleParams
 from ssd_infer.strategies.draft_module.module_rounds import GAMMAS, THRESHOLDS, StepScores
 from ssd_infer.strategies.head_report import head_facts
@@ -83,12 +83,12 @@ class Choice:
 
     def costs(self, option: HeadOption) -> RoundCosts:
         """Return what rounds with a head cost: parts of the whole one save what was measured of them."""
-        base = usual_option(self.module)
+        base = option if option in (OWN, FULL) else FULL
         shown = with_option(self.params, base)
         costs = chain_costs(self.kind, self.target, shown, self.context, self.do_sample)
         if option == base:
             return costs
-        seconds = head_seconds(self.target, [option] if option != FULL else [], self.prompts, self.do_sample)
+        seconds = head_seconds(self.target, [option], self.prompts, self.do_sample)
         return costs.cheaper(seconds[FULL] - seconds[option])
 
     @torch.inference_mode()

@@ -177,3 +177,12 @@ def test_no_more_is_drafted_than_there_are_blocks() -> None:
     widths: set[int] = set()
     follow(model, "heads", {"gamma": 9}, prompts(), lambda _, proposal: widths.add(proposal.width))
     assert max(widths) == 2
+
+
+@pytest.mark.parametrize("form", DRAFTS)
+def test_a_model_that_changes_its_precision_takes_its_module_along(form: str) -> None:
+    model = tiny()
+    make(model, form, rows=20)
+    greedy(model, prompts(), DRAFTS[form], gamma=3)
+    wide = model.double()
+    assert greedy(wide, prompts(), DRAFTS[form], gamma=3).sequences == greedy(wide, prompts()).sequences
