@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -228,6 +228,7 @@ def _contender(
         note=resolved.note,
         plain=plain,
         claimed=resolved.params is None or strategy.claims(resolved.params),
+        make_ready=readiness(target, strategy, params, sampling),
         extra_bytes=0 if resolved.params is None else strategy.extra_bytes(target, resolved.params),
     )
 
@@ -240,16 +241,36 @@ def as_dict(params: Any) -> dict[str, Any]:
     }
 
 
-def own_peers(model: nn.Module, sampling: Sampling, wanted: str) -> list[Contender]:
+def own_peers(model: nn.Module, target: Target, sampling: Sampling, wanted: str) -> list[Contender]:
     """Return our own strategies that draft without the model: what combining them with a self-draft has to beat."""
     return [
-        _own_peer(model, sampling, info)
+        _own_peer(model, target, sampling, info)
         for info in drafts.infos().values()
         if info.kind == "causal" and not info.listed and not is_wanted(wanted, info)
     ]
 
 
-def _own_peer(model: nn.Module, sampling: Sampling, info: StrategyInfo) -> Contender:
-    params = dict(drafts.get(info.name).evaluated)
-    decode = ours(model, info.name, params, sampling)
-    return Contender(f"{info.row}{sampling.suffix}", "peer", decode, draft=info.name, params=params)
+def _own_peer(model: nn.Module, target: Target, sampling: Sampling, info: StrategyInfo) -> Contender:
+    strategy = drafts.get(info.name)
+    params = dict(strategy.evaluated)
+    return Contender(
+        f"{info.row}{sampling.suffix}",
+        "peer",
+        ours(model, info.name, params, sampling),
+        draft=info.name,
+        params=params,
+        make_ready=readiness(target, strategy, params, sampling),
+    )
+
+
+def readiness(
+    target: Target, strategy: type[Strategy], params: dict[str, Any], sampling: Sampling
+) -> Callable[[list[Any]], object] | None:
+    """Return what resolves the parameters that a decoding leaves open, as each decoding would; None where none are."""
+    if "auto" not in params.values():
+        return None
+
+    def resolve(prompts: list[Any]) -> None:
+        strategy.resolve(target, strategy.parse(params, target), prompts, not sampling.greedy)
+
+    return resolve

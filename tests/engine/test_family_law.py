@@ -10,7 +10,8 @@ from ssd_infer.engine.recurrent_states import LayerStates
 from ssd_infer.engine.target import Target
 from tests.conftest import build_model
 from tests.engine.causal_families import LAYERS, needs_states, tiny
-from tests.engine.test_sampling_law import SETTINGS, VOCAB, law, p_of, p_value, sampled
+from tests.engine.enumerated import law, p_of, sampled
+from tests.engine.test_sampling_law import SETTINGS, VOCAB, p_value
 
 _SINKS = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 16, "sliding_window": 4}
 MECHANISMS: dict[str, tuple[str, dict[str, Any]]] = {
