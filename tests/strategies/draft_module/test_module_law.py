@@ -10,11 +10,27 @@ import torch
 import ssd_infer
 from ssd_infer.engine import accept_tree
 from ssd_infer.engine.laws import Law
-from tests.engine.heads.test_restricted_law import SETTINGS, _residual_within, p_value
+from tests.engine.enumerated import law, p_of, sampled
 from tests.strategies.draft_module.modules import DRAFTS, make, tiny
 
-SEEN = 4
+NEW, ROWS, SEEN = 3, 6000, 4
+SETTINGS = [{"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.9}]
 WAYS: list[dict[str, Any]] = [{"gamma": 2}, {"gamma": 2, "tree": 7}]
+
+
+def p_value(model: Any, settings: dict[str, Any], name: str, params: dict[str, Any]) -> float:
+    """Return the chi-square p-value of sampled continuations against the enumerated law."""
+    out = sampled(model, settings, name, {"confidence": 0.0} | params, NEW, ROWS, seed=5)
+    assert out.stats.total.drafted
+    return p_of(out.sequences, law(model, settings, NEW))
+
+
+def _residual_within(drafted: Law, p: torch.Tensor) -> torch.Tensor:
+    """Take the residual over what was looked at alone."""
+    assert drafted.ids is not None
+    ids = drafted.ids.expand(drafted.probs.shape)
+    left = p.scatter_add(-1, ids, -drafted.probs).clamp_(min=0.0)
+    return torch.zeros_like(left).scatter_(-1, ids, left.gather(-1, ids))
 
 
 @pytest.fixture(scope="module", params=DRAFTS)
