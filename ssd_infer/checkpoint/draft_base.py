@@ -14,22 +14,23 @@ from torch import nn
 
 from ssd_infer.checkpoint.always_ids import tokenizer_digest
 from ssd_infer.checkpoint.content import files_digest, is_added, loaded_from, weights_digest
-from ssd_infer.checkpoint.draft_files import FACTS, WEIGHTS, refused
-from ssd_infer.checkpoint.draft_spec import BaseIdentity, DraftSpec
+from ssd_infer.checkpoint.draft_files import refused
+from ssd_infer.checkpoint.draft_spec import FACTS, WEIGHTS, BaseIdentity, DraftSpec
 from ssd_infer.checkpoint.hub import cached_folder
 from ssd_infer.errors import CheckpointError, DataError, Problem
 
 
 def base_identity(model: nn.Module) -> BaseIdentity:
-    """Return who `model` is; its weights are read for it, and so are the files it was loaded from."""
+    """Return who `model` is: by the files it was loaded from, whatever its precision is now, or by its values."""
     config: Any = cast(Any, model).config
     name = str(getattr(config, "_name_or_path", "") or "")
     where = _folder_of(name)
     local = loaded_from(config)
+    files = _files_digest(where)
     return BaseIdentity(
         name=name if local is None else str(local.resolve()),
-        files=_files_digest(where),
-        values=weights_digest(model),
+        files=files,
+        values="" if files else weights_digest(model),
         tokenizer=tokenizer_digest(where),
     )
 

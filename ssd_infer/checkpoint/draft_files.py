@@ -15,11 +15,10 @@ from torch import Tensor, nn
 
 from ssd_infer.atomic import write_bytes, write_text
 from ssd_infer.checkpoint.content import file_digest, loaded_from
-from ssd_infer.checkpoint.draft_spec import DraftSpec, spec_from
+from ssd_infer.checkpoint.draft_spec import FACTS, WEIGHTS, DraftSpec, has_draft, spec_from
 from ssd_infer.errors import CheckpointError, OutputError, Problem
 from ssd_infer.jsonio import from_json, to_json
 
-WEIGHTS, FACTS = "ssd_draft.safetensors", "ssd_draft.json"
 _LARGEST = 1 << 20
 """Bytes of facts that are read."""
 _carried: weakref.WeakKeyDictionary[nn.Module, Path] = weakref.WeakKeyDictionary()
@@ -45,11 +44,6 @@ def save_draft(folder: str | Path, module: nn.Module, spec: DraftSpec) -> None:
         raise OutputError(
             f"{place}: the draft module cannot be written ({error.strerror or error})"
         ) from error
-
-
-def has_draft(folder: Path) -> bool:
-    """Tell whether a draft module lies in `folder`, whole or damaged."""
-    return (folder / FACTS).is_file() or (folder / WEIGHTS).is_file()
 
 
 def read_spec(folder: Path) -> DraftSpec:

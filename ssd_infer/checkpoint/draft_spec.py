@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from ssd_infer.errors import Problem
 
 VERSION = 1
-FORMS = ("exit", "mtp")
-"""After a shallow layer of the target (Kangaroo, arXiv 2404.18911), or on its last state and the next token's
-embedding (multi-token prediction, 2404.19737 and 2412.19437)."""
+WEIGHTS, FACTS = "ssd_draft.safetensors", "ssd_draft.json"
+"""Files of a draft module: its weights, and its specification."""
+FORMS = ("exit", "mtp", "heads")
+"""After a shallow layer of the target (Kangaroo, arXiv 2404.18911), on its last state and the next token's embedding
+(multi-token prediction, 2404.19737 and 2412.19437), or on its last state alone (Medusa, 2401.10774)."""
 MODULES = ("rank", "attention", "attention_mlp", "layer")
 """A product of two thin matrices, attention, attention and a small MLP, or a whole decoder layer."""
 _MOST = 1 << 24
@@ -30,7 +33,7 @@ class BaseIdentity:
     files: str = ""
     """Digest of the files of weights; "" where it was loaded from none."""
     values: str = ""
-    """Digest of names, shapes, types and values of the weights as they were loaded."""
+    """Digest of names, shapes, types and values of the weights, of a model that has no files."""
     tokenizer: str = ""
     """Digest of the tokenizer's files; "" where there are none."""
 
@@ -49,6 +52,8 @@ class DraftSpec:
     """Width of the MLP of module `attention_mlp`; 0 for other modules."""
     rollout: int = 0
     """Steps on its own output that mtp was trained for; 0 for other forms."""
+    heads: int = 0
+    """Tokens ahead that form heads predicts, each by a block of its own; 0 for other forms."""
     rows: int = 0
     """Rows of the target's head that it looks at; 0 for all of them."""
     own_rows: bool = False
@@ -69,11 +74,25 @@ class DraftSpec:
             *_needed(
                 "mlp_width", self.mlp_width, "module attention_mlp", wanted=self.module == "attention_mlp"
             ),
+            *_needed("heads", self.heads, "form heads", wanted=self.form == "heads"),
             *_needed("rollout", self.rollout, "form mtp", wanted=self.form == "mtp"),
         ]
+        if self.form == "heads" and self.module in MODULES[1:]:
+            rule = "must be rank for form heads, which attends to nothing"
+            found.append(Problem("draft.module", rule, self.module, "try rank"))
         if not 0 <= self.rows < _MOST:
             found.append(Problem("draft.rows", f"must lie in [0, {_MOST})", self.rows, "0 means all"))
         return found
+
+
+def has_draft(folder: Path) -> bool:
+    """Tell whether a draft module lies in `folder`, whole or damaged."""
+    return (folder / FACTS).is_file() or (folder / WEIGHTS).is_file()
+
+
+def is_draft_alone(folder: Path) -> bool:
+    """Tell whether `folder` holds a draft module, and not the model it belongs to."""
+    return has_draft(folder) and not (folder / "config.json").is_file()
 
 
 def spec_from(stored: Any) -> tuple[DraftSpec | None, list[Problem]]:

@@ -24,7 +24,7 @@ from ssd_infer.engine.session import Feedback, Proposal, Session, open_session
 from ssd_infer.engine.stats import Stats
 from ssd_infer.engine.stopping import StopRule
 from ssd_infer.engine.target import Target
-from ssd_infer.engine.verdict import TreeVerdict, Verdict, judge
+from ssd_infer.engine.verdict import Verdict, judge
 
 Emit = Callable[[int, list[int]], None]
 
@@ -104,9 +104,9 @@ class Decoding:
             verdict.move_accepted(session.cache, session.lengths)
         if self.drafter is not None and proposal.width:
             with clock.phase("draft"):
-                path = verdict.path if isinstance(verdict, TreeVerdict) else None
+                nodes = verdict.accepted_nodes()
                 self.drafter.observe(
-                    Feedback(proposal, verdict.drafted, verdict.accepted, logits, states, path)
+                    Feedback(proposal, verdict.drafted, verdict.accepted, logits, states, nodes)
                 )
         session.lengths = [
             length + count + 1 for length, count in zip(session.lengths, verdict.accepted, strict=True)

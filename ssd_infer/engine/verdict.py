@@ -34,6 +34,10 @@ class Verdict:
         """Tell whether drafts of a row were refused within the `emitted` tokens that its block was cut to."""
         return self.accepted[row] < min(self.drafted[row], emitted)
 
+    def accepted_nodes(self) -> list[list[int]] | None:
+        """Return the accepted nodes of each row's tree, from the root; None for chains."""
+        return None
+
     def move_accepted(self, cache: RowCache, lengths: list[int]) -> None:
         """Bring what the cache holds of accepted drafts to the slots after `lengths`; drafts of a chain are there."""
 
@@ -56,6 +60,10 @@ class TreeVerdict(Verdict):
     def refused(self, row: int, emitted: int) -> bool:
         """Tell whether the children of the last accepted node were refused, and its block not cut before them."""
         return self.open[row] and emitted > self.accepted[row]
+
+    def accepted_nodes(self) -> list[list[int]]:
+        """Return the accepted nodes of each row's tree."""
+        return self.path
 
     def move_accepted(self, cache: RowCache, lengths: list[int]) -> None:
         """Move the accepted path of each row to the slots after its length, but for nodes that lie there."""

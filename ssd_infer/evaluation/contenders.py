@@ -62,11 +62,15 @@ class Contender:
     """Why it dropped out; None while it runs."""
     listener: Listener | None = None
     """Who hears the tokens of a decoding that is not ours."""
+    make_ready: Callable[[list[Any]], object] | None = None
+    """Called with the prompts before the clock starts: what `auto` goes by is measured then, once."""
 
     def run(self, prompts: list[Any], max_new_tokens: int, seed: int, device: torch.device) -> Decoded:
         """Decode and time one batch, devices synchronised at both ends."""
         if self.listener is not None:
             self.listener.forget()
+        if self.make_ready is not None:
+            self.make_ready(prompts)
         synchronise(device)
         begun, start = time.perf_counter_ns(), time.perf_counter()
         tokens, stats = self.decode(prompts, max_new_tokens, seed)

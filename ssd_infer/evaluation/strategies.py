@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -111,7 +111,7 @@ def select_candidates(
             strategy = drafts.get(info.name)
             given = raw if row_name(wanted) == name else {}
             turn = deadline.part(max(0.5, 1 / (len(known) - place)))
-            limited = bounded(strategy, given, min(search_seconds, 0.5 * turn.left))
+            limited = filled_in(strategy, given, min(search_seconds, 0.5 * turn.left))
             shown = _batch(calibration, batch_size) if strategy.by_batch else calibration
             entry = Entry(row, info.name, limited, by_hand=bool(given), alone=row_name(wanted) == info.row)
             _prepare(found, model, target, entry, sampling, shown, turn)
@@ -152,8 +152,9 @@ def _batch(prompts: Sequence[list[int]], size: int) -> Sequence[list[int]]:
     return [longest[turn % len(longest)] for turn in range(size)] or prompts
 
 
-def bounded(strategy: type[Strategy], raw: dict[str, Any], search_seconds: float) -> dict[str, Any]:
-    """Return `raw` with this run's bound in place of an open `search_seconds`."""
+def filled_in(strategy: type[Strategy], raw: Mapping[str, Any], search_seconds: float) -> dict[str, Any]:
+    """Return `raw` with what an evaluation gives the parameters left out, its bound on an open search among them."""
+    raw = {**strategy.evaluated, **raw}
     open_ended = "search_seconds" in strategy.Params.__dataclass_fields__
     if open_ended and raw.get("search_seconds", "auto") == "auto":
         return raw | {"search_seconds": search_seconds}
@@ -227,6 +228,7 @@ def _contender(
         note=resolved.note,
         plain=plain,
         claimed=resolved.params is None or strategy.claims(resolved.params),
+        make_ready=readiness(target, strategy, params, sampling),
         extra_bytes=0 if resolved.params is None else strategy.extra_bytes(target, resolved.params),
     )
 
@@ -239,12 +241,36 @@ def as_dict(params: Any) -> dict[str, Any]:
     }
 
 
-def own_peers(model: nn.Module, sampling: Sampling, wanted: str) -> list[Contender]:
+def own_peers(model: nn.Module, target: Target, sampling: Sampling, wanted: str) -> list[Contender]:
     """Return our own strategies that draft without the model: what combining them with a self-draft has to beat."""
     return [
-        Contender(
-            f"{info.row}{sampling.suffix}", "peer", ours(model, info.name, {}, sampling), draft=info.name
-        )
+        _own_peer(model, target, sampling, info)
         for info in drafts.infos().values()
         if info.kind == "causal" and not info.listed and not is_wanted(wanted, info)
     ]
+
+
+def _own_peer(model: nn.Module, target: Target, sampling: Sampling, info: StrategyInfo) -> Contender:
+    strategy = drafts.get(info.name)
+    params = dict(strategy.evaluated)
+    return Contender(
+        f"{info.row}{sampling.suffix}",
+        "peer",
+        ours(model, info.name, params, sampling),
+        draft=info.name,
+        params=params,
+        make_ready=readiness(target, strategy, params, sampling),
+    )
+
+
+def readiness(
+    target: Target, strategy: type[Strategy], params: dict[str, Any], sampling: Sampling
+) -> Callable[[list[Any]], object] | None:
+    """Return what resolves the parameters that a decoding leaves open, as each decoding would; None where none are."""
+    if "auto" not in params.values():
+        return None
+
+    def resolve(prompts: list[Any]) -> None:
+        strategy.resolve(target, strategy.parse(params, target), prompts, not sampling.greedy)
+
+    return resolve

@@ -37,6 +37,8 @@ class Strategy(Drafter, Reported):
     Params: ClassVar[type[DraftParams]] = DraftParams
     by_batch: ClassVar[bool] = False
     """Whether its `auto` depends on how many prompts are decoded together."""
+    evaluated: ClassVar[Mapping[str, Any]] = {}
+    """What an evaluation gives parameters that are left out, where it is not their default."""
 
     @classmethod
     def plan(cls, session: Session, params: DraftParams) -> Plan:

@@ -132,20 +132,42 @@ def measure_costs(
     never cost less, so what noise turned round is levelled by `non_decreasing`.
     """
     session = session_at(target, context, batch, max(widths), do_sample)
-    seconds: dict[tuple[int, int], list[float]] = {}
-    depths = (1, target.num_layers)
-    for repeat in range(repeats + 1):
-        for width in widths:
-            for depth in depths:
-                spent = timed(partial(_one_pass, session, depth, width), target.device)
-                if repeat:
-                    seconds.setdefault((depth, width), []).append(spent)
-    quiet = {key: quiet_seconds(values) for key, values in seconds.items()}
+    quiet = _quiet_passes(session, (1, target.num_layers), widths, repeats)
     span = max(1, target.num_layers - 1)
-    layer = [max(1e-9, (quiet[depths[1], width] - quiet[1, width]) / span) for width in widths]
+    layer = [max(1e-9, (quiet[target.num_layers, width] - quiet[1, width]) / span) for width in widths]
     layer = non_decreasing(layer)
     step = [max(1e-9, quiet[1, width] - one) for width, one in zip(widths, layer, strict=True)]
     return Costs(widths, tuple(layer), tuple(non_decreasing(step)), target.num_layers)
+
+
+@torch.inference_mode()
+def measure_verify(
+    target: Target,
+    context: int,
+    do_sample: bool,
+    batch: int,
+    widths: tuple[int, ...],
+    repeats: int = 5,
+) -> Curve:
+    """Time full passes alone, of several `widths`: what verification costs, at half the time of `measure_costs`."""
+    session = session_at(target, context, batch, max(widths), do_sample)
+    quiet = _quiet_passes(session, (target.num_layers,), widths, repeats)
+    seconds = non_decreasing([quiet[target.num_layers, width] for width in widths])
+    return Curve(widths, tuple(seconds), steep=True)
+
+
+def _quiet_passes(
+    session: Session, depths: Sequence[int], widths: Sequence[int], repeats: int
+) -> dict[tuple[int, int], float]:
+    """Return quiet seconds of passes by depth and width, after one of each that does not count."""
+    seconds: dict[tuple[int, int], list[float]] = {}
+    for repeat in range(repeats + 1):
+        for width in widths:
+            for depth in depths:
+                spent = timed(partial(_one_pass, session, depth, width), session.target.device)
+                if repeat:
+                    seconds.setdefault((depth, width), []).append(spent)
+    return {key: quiet_seconds(values) for key, values in seconds.items()}
 
 
 def session_at(target: Target, context: int, batch: int, widest: int, do_sample: bool = False) -> Session:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from ssd_infer.engine.target import Target
-from ssd_infer.tuning.costs import Costs, Curve, batch_class, measure_costs
+from ssd_infer.tuning.costs import Costs, Curve, batch_class, measure_costs, measure_verify
 from ssd_infer.tuning.memo import Memo
 
 BUDGETS = (1, 4, 8, 16, 32)
@@ -21,6 +21,7 @@ def most_nodes(tree: int | str) -> int:
 
 
 _known: Memo[Costs] = Memo()
+_curves: Memo[Curve] = Memo()
 
 
 def cached_tree_costs(target: Target, context: int, do_sample: bool, batch: int = 1) -> Costs:
@@ -45,8 +46,17 @@ def remember_tree_costs(
 
 
 def cached_verify_curve(target: Target, context: int, do_sample: bool, batch: int = 1) -> Curve:
-    """Return the seconds of a pass through the whole model, by its tokens a row."""
-    costs = cached_tree_costs(target, context, do_sample, batch)
+    """Return the seconds of a pass through the whole model, by its tokens a row.
+
+    They are those of `cached_tree_costs` where these are known, and are measured by themselves otherwise.
+    """
+    context, batch = _rounded(context, batch)
+    key = context, do_sample, batch
+    costs = _known.get(target.model, key)
+    if costs is None:
+        return _curves.cached(
+            target.model, key, lambda: measure_verify(target, context, do_sample, batch, TREE_WIDTHS)
+        )
     seconds = [step + costs.num_layers * layer for step, layer in zip(costs.step, costs.layer, strict=True)]
     return Curve(costs.widths, tuple(seconds), steep=True)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from torch import nn
@@ -34,6 +35,10 @@ if transformers.__version__.startswith("5.19."):
 
 NEWEST = transformers.__version__.startswith("5.24.")
 """Whether this is the newest tested release, at whose models the families of this toolkit were looked at."""
+needs_states = pytest.mark.skipif(
+    not NEWEST,
+    reason="older releases of transformers do not go on from a recurrent state over several tokens",
+)
 
 _SHAPE: dict[str, Any] = {
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), VOCAB),

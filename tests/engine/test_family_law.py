@@ -9,8 +9,9 @@ import pytest
 from ssd_infer.engine.recurrent_states import LayerStates
 from ssd_infer.engine.target import Target
 from tests.conftest import build_model
-from tests.engine.causal_families import LAYERS, NEWEST, tiny
-from tests.engine.test_sampling_law import SETTINGS, VOCAB, law, p_of, p_value, sampled
+from tests.engine.causal_families import LAYERS, needs_states, tiny
+from tests.engine.enumerated import law, p_of, sampled
+from tests.engine.test_sampling_law import SETTINGS, VOCAB, p_value
 
 _SINKS = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 16, "sliding_window": 4}
 MECHANISMS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -44,10 +45,6 @@ def test_a_forgotten_soft_cap_would_fail(monkeypatch: pytest.MonkeyPatch) -> Non
     assert p_value(model, SETTINGS[0], "early_exit", params) < 1e-6
 
 
-needs_states = pytest.mark.skipif(
-    not NEWEST,
-    reason="older releases of transformers do not go on from a recurrent state over several tokens",
-)
 RECURRENT: dict[str, dict[str, Any]] = {
     "qwen3_5_text": {"layer_types": ["linear_attention", "full_attention"] * (LAYERS // 2)},
     "lfm2": {"layer_types": ["conv", "full_attention"] * (LAYERS // 2)},

@@ -15,7 +15,7 @@ from ssd_infer.engine.target import Target
 from ssd_infer.strategies import registry
 from ssd_infer.tuning.cell import PLAIN, THEIRS, Way, measure_cell, room_for
 from tests.conftest import ModelFactory
-from tests.engine.causal_families import tiny
+from tests.engine.causal_families import needs_states, tiny
 
 NEW = 6
 _MORE: dict[str, dict[str, Any]] = {"gpt2": {"n_positions": 256, "max_position_embeddings": 256}}
@@ -42,8 +42,11 @@ def way(name: str, target: Target, params: dict[str, Any] | None = None) -> Way:
     return Way(name, strategy, strategy.parse(given, target))
 
 
+STEPPING = [pytest.param(family, marks=needs_states) for family in ("qwen3_next", "mamba2")]
+
+
 @pytest.mark.parametrize(
-    "family", ["llama", "gpt2", "gemma3_text", "deepseek_v3", "mixtral", "lfm2", "qwen3_next", "mamba2"]
+    "family", ["llama", "gpt2", "gemma3_text", "deepseek_v3", "mixtral", "lfm2", *STEPPING]
 )
 def test_drafts_go_on_from_prefilled_rows_exactly(family: str) -> None:
     model = tiny(family, **_MORE.get(family, {}))

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from torch import Tensor
 
 import ssd_infer
@@ -20,13 +19,10 @@ from ssd_infer.engine.recurrent_states import LayerStates, MixerStates
 from ssd_infer.engine.target import Target
 from ssd_infer.engine.window import Window
 from ssd_infer.errors import ConfigError
-from tests.engine.causal_families import VOCAB
+from tests.engine.causal_families import VOCAB, needs_states
 from tests.engine.family_table import CASES, Case, alone, built
 
-pytestmark = pytest.mark.skipif(
-    tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 24),
-    reason="older releases of transformers do not go on from a recurrent state over several tokens",
-)
+pytestmark = needs_states
 HYBRID = ("qwen3_next", "lfm2", "falcon_h1", "nemotron_h", "mamba2", "bamba")
 BY_TYPE = {case.model_type: case for case in CASES}
 

@@ -11,7 +11,7 @@ from ssd_infer.engine import room
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import ConfigError
 from tests.conftest import build_model
-from tests.engine.causal_families import NEWEST
+from tests.engine.causal_families import needs_states
 from tests.engine.family_table import CASES, built
 
 SLOT = 2 * 2 * 2 * 8 * 4
@@ -54,7 +54,7 @@ def _unknown(name: str) -> int:
     raise ValueError(f"unrecognized configuration name {name}")
 
 
-@pytest.mark.skipif(not NEWEST, reason="refused on older releases of transformers")
+@needs_states
 @pytest.mark.parametrize(("model_type", "layers"), [("mamba2", 0), ("lfm2", 2)])
 def test_states_of_recurrence_take_no_slots(model_type: str, layers: int) -> None:
     target = Target.of(built(next(case for case in CASES if case.model_type == model_type)))

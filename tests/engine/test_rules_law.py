@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import pytest
 import torch
-from scipy.stats import chisquare
 
 import ssd_infer
 from ssd_infer.engine.rules import Rules
 from tests.conftest import build_model
+from tests.engine.enumerated import PROMPT, p_of
 from tests.offload.support import build_moe
 from tests.transformers_rules import processed
 
 VOCAB, NEW, ROWS = 7, 3, 1500
-PROMPT = [2, 3, 4, 2, 3, 4, 2, 3]
 DRAFTS: dict[str, tuple[str | None, dict[str, Any]]] = {
     "none": (None, {}),
     "ngram": ("ngram", {"gamma": 2}),
@@ -102,16 +100,7 @@ def p_value(model: Any, case: str, settings: dict[str, Any], expected: dict[tupl
         eos_token_id=settings.get("eos", []),
         **given,
     )
-    counts = Counter(map(tuple, out.sequences))
-    if not set(counts) <= set(expected):
-        return 0.0
-    texts = [text for text, share in expected.items() if share * ROWS >= 8]
-    seen, wanted = [float(counts[text]) for text in texts], [expected[text] * ROWS for text in texts]
-    rest = ROWS - sum(wanted)
-    if rest > 8:
-        seen, wanted = [*seen, ROWS - sum(seen)], [*wanted, rest]
-    scale = sum(seen) / sum(wanted)
-    return float(chisquare(seen, [value * scale for value in wanted]).pvalue)
+    return p_of(out.sequences, expected)
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from scipy.stats import chisquare
 from torch import Tensor
 
 import ssd_infer
 from ssd_infer.engine import acceptance, verdict
 from ssd_infer.engine.sampling import Sampler, SamplingParams
 from tests.conftest import build_model
+from tests.engine.enumerated import PROMPT, law, p_of, sampled
 
 VOCAB, NEW, ROWS = 7, 3, 6000
-PROMPT = [2, 3, 4, 2, 3, 4, 2, 3]
 DRAFTS: list[tuple[str, dict[str, Any]]] = [
     ("early_exit", {"exit_layer": 1, "gamma": 2}),
     ("ngram", {"gamma": 2}),
@@ -39,57 +37,9 @@ def model() -> Any:
     return build_model(layers=3, vocab_size=VOCAB, initializer_range=0.12)
 
 
-@torch.inference_mode()
-def law(model: Any, settings: dict[str, Any], new: int = NEW) -> dict[tuple[int, ...], float]:
-    """Enumerate the probability of every continuation of `new` tokens."""
-    sampler = Sampler(SamplingParams(do_sample=True, **settings), torch.device("cpu"), 0)
-    table: dict[tuple[int, ...], float] = {(): 1.0}
-    for _ in range(new):
-        prefixes = list(table)
-        ids = torch.tensor([[*PROMPT, *prefix] for prefix in prefixes])
-        probs = sampler.probs(model(input_ids=ids).logits[:, -1]).tolist()
-        table = {
-            (*p, t): table[p] * row[t] for p, row in zip(prefixes, probs, strict=True) for t in range(VOCAB)
-        }
-    return table
-
-
-def sampled(
-    model: Any, settings: dict[str, Any], name: str, params: dict[str, Any], new: int = NEW, rows: int = ROWS
-) -> Any:
-    """Decode `rows` continuations of `new` tokens with a draft."""
-    return ssd_infer.generate(
-        model,
-        [PROMPT] * rows,
-        draft=name,
-        draft_params=params,
-        max_new_tokens=new,
-        do_sample=True,
-        seed=11,
-        **settings,
-    )
-
-
 def p_value(model: Any, settings: dict[str, Any], name: str, params: dict[str, Any]) -> float:
     """Return the chi-square p-value of `ROWS` sampled continuations against the enumerated law."""
-    return p_of(sampled(model, settings, name, params).sequences, law(model, settings))
-
-
-def p_of(sequences: list[list[int]], expected: dict[tuple[int, ...], float]) -> float:
-    """Return the chi-square p-value of continuations against the enumerated law; 0 where one is impossible."""
-    counts, rows = Counter(map(tuple, sequences)), len(sequences)
-    impossible = sum(count for key, count in counts.items() if expected[key] == 0.0)
-    if impossible:
-        return 0.0
-    keys = [key for key, probability in expected.items() if probability * rows >= 5]
-    seen = [float(counts[key]) for key in keys]
-    wanted = [expected[key] * rows for key in keys]
-    rest = rows - sum(wanted)
-    if rest > 5:
-        seen, wanted = [*seen, rows - sum(seen)], [*wanted, rest]
-    else:
-        wanted = [value * sum(seen) / sum(wanted) for value in wanted]
-    return float(chisquare(seen, wanted).pvalue)
+    return p_of(sampled(model, settings, name, params, NEW, ROWS).sequences, law(model, settings, NEW))
 
 
 @pytest.mark.parametrize("settings", SETTINGS)

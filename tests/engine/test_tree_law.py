@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 
 from ssd_infer.engine import accept_tree
-from ssd_infer.engine.sampling import Sampler, SamplingParams
 from ssd_infer.engine.target import Target
 from tests.conftest import build_model
+from tests.engine.enumerated import PROMPT, law
 from tests.engine.tree_drafts import SHAPE, DrawnTrees, decoded
 
 VOCAB, NEW, ROWS = 6, 3, 12000
-PROMPT = [2, 3, 4, 2, 3, 4, 2, 3]
 SETTINGS: list[dict[str, Any]] = [{"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.9}]
 
 
@@ -27,21 +26,6 @@ SETTINGS: list[dict[str, Any]] = [{"temperature": 1.0}, {"temperature": 0.7, "to
 def model() -> Any:
     """A model over six tokens."""
     return build_model(layers=2, vocab_size=VOCAB, initializer_range=0.12)
-
-
-@torch.inference_mode()
-def law(model: Any, settings: dict[str, Any]) -> dict[tuple[int, ...], float]:
-    """Enumerate the probability of every continuation of `NEW` tokens."""
-    sampler = Sampler(SamplingParams(do_sample=True, **settings), torch.device("cpu"), 0)
-    table: dict[tuple[int, ...], float] = {(): 1.0}
-    for _ in range(NEW):
-        prefixes = list(table)
-        ids = torch.tensor([[*PROMPT, *prefix] for prefix in prefixes])
-        probs = sampler.probs(model(input_ids=ids).logits[:, -1]).tolist()
-        table = {
-            (*p, t): table[p] * row[t] for p, row in zip(prefixes, probs, strict=True) for t in range(VOCAB)
-        }
-    return table
 
 
 def apart(model: Any, settings: dict[str, Any], **draft: bool) -> tuple[float, float]:
@@ -57,7 +41,7 @@ def apart(model: Any, settings: dict[str, Any], **draft: bool) -> tuple[float, f
         **settings,
     )
     assert stats.total.accepted > ROWS / 4
-    wanted = law(model, settings)
+    wanted = law(model, settings, NEW)
     keys = list(itertools.product(range(VOCAB), repeat=NEW))
     p = np.array([wanted[key] for key in keys])
     p /= p.sum()

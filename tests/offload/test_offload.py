@@ -451,15 +451,19 @@ def test_readers_stop_with_the_set_they_read_for(store: tuple[Path, list[list[in
 
     folder, _ = store
     disk = DiskStore(folder / "experts")
+    before = set(threading.enumerate())
     resident = ResidentSet(disk, 6 * disk.expert_bytes, TOP_K)
     for _ in resident.visit(0, {0: 1, 1: 1}):
         pass
+    readers = [
+        one for one in threading.enumerate() if one.name.startswith("ssd-experts") and one not in before
+    ]
+    assert readers
     del resident
     gc.collect()
-    for thread in threading.enumerate():
-        if thread.name.startswith("ssd-experts"):
-            thread.join(5)
-    assert not [t for t in threading.enumerate() if t.name.startswith("ssd-experts") and t.is_alive()]
+    for thread in readers:
+        thread.join(5)
+    assert not [thread for thread in readers if thread.is_alive()]
 
 
 @pytest.mark.parametrize(

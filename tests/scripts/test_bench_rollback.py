@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from ssd_infer.engine.recurrent_states import LayerStates
-from tests.engine.causal_families import NEWEST
+from tests.engine.causal_families import needs_states
 from tests.scripts.load import load_script
 
 
-@pytest.mark.skipif(not NEWEST, reason="older releases of transformers do not go on from a recurrent state")
+@needs_states
 def test_each_rejection_is_gone_back_from_once(monkeypatch: pytest.MonkeyPatch) -> None:
     script: Any = load_script("bench_rollback")
     monkeypatch.setattr(script, "WARM", 0)

@@ -158,8 +158,13 @@ def test_costs_of_near_contexts_are_measured_once(asked: int, known: int) -> Non
     model = build_model(layers=2)
     target = Target.of(model)
     told = Costs((1, 33), (1.0, 2.0), (1.0, 2.0), 2)
+    measured = cached_verify_curve(target, asked, do_sample=False)
+    assert measured.at == TREE_WIDTHS
+    assert list(measured.seconds) == sorted(measured.seconds)
+    assert cached_verify_curve(target, known, do_sample=False) is measured
     remember_tree_costs(target, told, known)
     assert cached_tree_costs(target, asked, do_sample=False) is told
+    assert cached_verify_curve(target, asked, do_sample=False).seconds == (3.0, 6.0)
 
 
 def test_shares_that_are_none_are_refused() -> None:

@@ -17,6 +17,7 @@ from ssd_infer.evaluation.studies import Findings, Round, listed_rows
 from ssd_infer.evaluation.text_kind import TextKind
 from ssd_infer.evaluation.transformers_side import hf_baseline, hf_peers
 from ssd_infer.evaluation.vocabulary import check_ids
+from ssd_infer.strategies import registry as strategies
 from ssd_infer.strategies.study import Sampling, When
 from ssd_infer.tuning.budget import Deadline, deal
 
@@ -133,17 +134,26 @@ def _baselines(context: EvalContext, sampling: Sampling) -> list[Contender]:
 
 
 def _peers(context: EvalContext, sampling: Sampling, found: Candidates) -> list[Contender]:
-    early = next(
-        (item.params["exit_layer"] for item in found.contenders if "exit_layer" in item.params), None
-    )
-    layers = (
-        context.target.num_layers
-        if isinstance(context.target, Target)
-        else int(getattr(context.model.config, "num_hidden_layers", 4))
-    )
-    peers = hf_peers(context.model, sampling, int(early or max(1, layers // 4)))
-    return peers + (
-        own_peers(context.model, sampling, context.settings.draft)
-        if isinstance(context.target, Target)
-        else []
-    )
+    exits = [item for item in found.contenders if _leaves_early(item)]
+    chosen = [item.params["exit_layer"] for item in exits if "exit_layer" in item.params]
+    peers = hf_peers(context.model, sampling, int(chosen[0]) if chosen else _usual_exit(context))
+    if exits and not chosen:
+        for item in peers:
+            if "assistant_early_exit" in item.params:
+                item.failure = "not timed: no early exit of this model is predicted to gain"
+    if not isinstance(context.target, Target):
+        return peers
+    return peers + own_peers(context.model, context.target, sampling, context.settings.draft)
+
+
+def _leaves_early(item: Contender) -> bool:
+    """Tell whether a strategy chooses an exit; one that decodes plainly chose none."""
+    return item.draft is not None and "exit_layer" in strategies.get(item.draft).Params.__dataclass_fields__
+
+
+def _usual_exit(context: EvalContext) -> int:
+    if isinstance(context.target, Target):
+        layers = context.target.num_layers
+    else:
+        layers = int(getattr(context.model.config, "num_hidden_layers", 4))
+    return max(1, layers // 4)

@@ -12,7 +12,7 @@ from ssd_infer.engine.prefilled import FilledRow, Prefilled
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import ConfigError, one_line
 from ssd_infer.evaluation.bench import EvalContext
-from ssd_infer.evaluation.strategies import as_dict, bounded, untimed
+from ssd_infer.evaluation.strategies import as_dict, filled_in, untimed
 from ssd_infer.evaluation.studies import Asked
 from ssd_infer.strategies import registry as drafts
 from ssd_infer.strategies.info import row_name
@@ -60,7 +60,7 @@ def _way(cell: Cells, target: Target, one: Asked, prompts: list[list[int]]) -> W
     given = bench.settings.draft_params if row_name(bench.settings.draft) == one.row else {}
     try:
         with stopping(bench.model, cell.deadline):
-            raw = bounded(strategy, given, cell.search_seconds)
+            raw = filled_in(strategy, given, cell.search_seconds)
             resolved = strategy.resolve(target, strategy.parse(raw, target), prompts, not GREEDY)
     except ConfigError:
         raise

@@ -151,13 +151,24 @@ def _last_projections(part: nn.Module) -> Iterable[nn.Parameter]:
 
 
 def run_body(body: nn.Module, hidden: Tensor, positional: dict[str, Any]) -> Tensor:
-    """Return `(B, T, d)` for states `(B, T, d)`, with what a layer of the target got beside its states."""
+    """Return `(B, T, d)` for states `(B, T, d)`, with what a layer of the target got beside its states.
+
+    The target may be of another precision than the body.
+    """
     if isinstance(body, Thin):
         thin: Tensor = body(hidden)
         return thin
-    out = body(hidden, **positional)
+    out = body(hidden, **{name: _like(value, hidden) for name, value in positional.items()})
     found: Tensor = out[0] if isinstance(out, tuple) else out
     return found
+
+
+def _like(value: Any, hidden: Tensor) -> Any:
+    """Return numbers with a fraction in the precision of `hidden`, and anything else as it is."""
+    if isinstance(value, tuple):
+        return tuple(_like(part, hidden) for part in value)
+    fraction = isinstance(value, Tensor) and value.is_floating_point()
+    return value.to(hidden.dtype) if fraction else value
 
 
 def arguments_of(

@@ -8,10 +8,11 @@ from ssd_infer.checkpoint.draft_spec import DraftSpec
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import ConfigError, Problem
 from ssd_infer.models.draft_modules.exit_form import ExitModule
+from ssd_infer.models.draft_modules.heads_form import HeadsModule
 from ssd_infer.models.draft_modules.module import DraftModule
 from ssd_infer.models.draft_modules.mtp_form import MtpModule
 
-FORMS: dict[str, type[DraftModule]] = {"exit": ExitModule, "mtp": MtpModule}
+FORMS: dict[str, type[DraftModule]] = {"exit": ExitModule, "mtp": MtpModule, "heads": HeadsModule}
 
 
 def build(spec: DraftSpec, model: nn.Module, ids: Tensor | None = None) -> DraftModule:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import weakref
 from pathlib import Path
 
 from torch import Tensor, nn
 
 from ssd_infer.checkpoint.draft_base import check_base
-from ssd_infer.checkpoint.draft_files import WEIGHTS, draft_folder, read_spec, read_weights
-from ssd_infer.checkpoint.draft_spec import DraftSpec
+from ssd_infer.checkpoint.draft_files import draft_folder, read_spec, read_weights
+from ssd_infer.checkpoint.draft_spec import WEIGHTS, DraftSpec, is_draft_alone
 from ssd_infer.errors import CheckpointError, SSDError
 from ssd_infer.models.draft_modules.build import build
 from ssd_infer.models.draft_modules.module import DraftModule
 
-_kept: weakref.WeakKeyDictionary[nn.Module, tuple[Path | None, DraftModule]] = weakref.WeakKeyDictionary()
+_SERIALS = itertools.count()
+_put: weakref.WeakKeyDictionary[nn.Module, dict[str, DraftModule]] = weakref.WeakKeyDictionary()
+_read: weakref.WeakKeyDictionary[nn.Module, tuple[Path, DraftModule]] = weakref.WeakKeyDictionary()
 
 
 def load_draft(folder: str | Path, model: nn.Module) -> DraftModule:
@@ -57,19 +61,43 @@ def _misfits(wanted: dict[str, Tensor], stored: dict[str, Tensor]) -> str:
 
 
 def put_beside(model: nn.Module, module: DraftModule) -> None:
-    """Let `model` draft with `module` from now on, as long as it lives, in place of what lies beside it on disk."""
-    _kept[model] = (None, module)
+    """Let `model` draft with `module` as it is now, in place of what lies beside it on disk, as long as it lives.
+
+    There may be one of each form.
+    """
+    dtype = next(model.parameters()).dtype
+    frozen = copy.deepcopy(module).to(dtype).eval().requires_grad_(requires_grad=False)
+    _put.setdefault(model, {})[module.spec.form] = _numbered(frozen)
 
 
-def draft_beside(model: nn.Module) -> DraftModule | None:
-    """Return the module that `model` drafts with: one put beside it, or one from disk, read once; None without one.
+def draft_beside(model: nn.Module, form: str) -> DraftModule | None:
+    """Return what `model` drafts with: a module of `form` put beside it, or any from disk, read once; None without.
 
     Raises as `load_draft` does.
     """
-    known, folder = _kept.get(model), draft_folder(model)
-    if known is not None and known[0] in (None, folder):
-        return known[1]
+    put = _put.get(model, {}).get(form)
+    if put is not None:
+        return _placed(put, model)
+    folder, known = draft_folder(model), _read.get(model)
     if folder is None:
         return None
-    _kept[model] = (folder, load_draft(folder, model))
-    return _kept[model][1]
+    if known is None or known[0] != folder:
+        # The model of a folder of its own was compared when both were loaded; of others nothing is known yet.
+        alone = is_draft_alone(folder)
+        module = _filled(folder, read_spec(folder), model) if alone else load_draft(folder, model)
+        known = _read[model] = folder, _numbered(module)
+    return _placed(known[1], model)
+
+
+def _placed(module: DraftModule, model: nn.Module) -> DraftModule:
+    """Return `module` where `model` is now, and in its precision: it may have been moved since."""
+    own, like = next(module.parameters()), next(model.parameters())
+    if not like.is_meta and (own.device, own.dtype) != (like.device, like.dtype):
+        module.to(like.device, like.dtype)
+    return module
+
+
+def _numbered(module: DraftModule) -> DraftModule:
+    """Give `module` a number that no other has: what is measured of it is told apart by that."""
+    module.serial = next(_SERIALS)
+    return module

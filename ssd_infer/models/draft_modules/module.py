@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
+
 import torch
 from torch import Tensor, nn
 
@@ -22,18 +23,24 @@ class DraftModule(nn.Module):
     """Tokens that the module looks at `(K,)`, ascending; None for all."""
     row_weight: Tensor | None
     row_bias: Tensor | None
+    serial = -1
+    """Number of a module that a model drafts with."""
 
     def __init__(self, spec: DraftSpec, target: Target, ids: Tensor | None) -> None:
         """Copy what `spec` names from `target`; raises UnsupportedModelError where it has no such part."""
         super().__init__()
         self.spec = spec
-        self.body = make_body(target, spec)
+        self.body = self.make_body(target)
         self.norm = copy.deepcopy(target.norm)
         self.source = 0 if self.thin else source_layer(target, spec)
         """The layer whose positions and masks the body takes."""
         self.register_buffer("ids", None if ids is None else ids.to(target.device))
         self._look_at(target)
         self.requires_grad_(requires_grad=True)
+
+    def make_body(self, target: Target) -> nn.Module:
+        """Return what `spec` names, made of parts of `target`."""
+        return make_body(target, self.spec)
 
     @property
     def thin(self) -> bool:
@@ -60,17 +67,26 @@ class DraftModule(nn.Module):
         ids = torch.arange(target.vocab_size, device=target.device) if self.ids is None else self.ids
         return rows_of(target, ids)
 
+    def rows(self) -> tuple[Tensor, Tensor | None]:
+        """Return weight `(K, d)` and bias `(K,)` of the rows that are looked at."""
+        if self.row_weight is not None:
+            return self.row_weight, self.row_bias
+        head = self.__dict__["_head"]()
+        if head is None:
+            raise RuntimeError("the model this draft module belongs to was deleted")
+        return head.weight, head.bias
+
+    def leave(self, logits: Tensor) -> Tensor:
+        """Return what comes after the head of `(…, K)`: some families scale logits, or bound them."""
+        found: Tensor = self.__dict__["_leave"](logits)
+        return found
+
     def logits(self, normed: Tensor) -> Tensor:
         """Return `(…, K)` logits of normed states `(…, d)`: exact rows of the target's head, or own ones."""
-        if self.row_weight is not None:
-            out = product(normed, self.row_weight, self.row_bias)
-        else:
-            head = self.__dict__["_head"]()
-            if head is None:
-                raise RuntimeError("the model this draft module belongs to was deleted")
-            out = head(normed)
-        found: Tensor = self.__dict__["_leave"](out)
-        return found
+        weight, bias = self.rows()
+        return self.leave(
+            product(normed, weight.to(normed.dtype), bias if bias is None else bias.to(normed.dtype))
+        )
 
 
 def _as_it_is(logits: Tensor) -> Tensor:

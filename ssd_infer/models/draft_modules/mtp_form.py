@@ -58,13 +58,18 @@ class MtpModule(DraftModule):
         layer, both of the same tokens. Step k stands at t+k-1 and attends to keys of the target's states up to t, and
         to those of its own outputs after it, as decoding does.
         """
-        found, keys = [], StepKeys()
-        hidden, length = states, states.shape[1]
+        return [self.norm(one) for one in self.rolled(states, embeddings, positional, steps)]
+
+    def rolled(
+        self, states: Tensor, embeddings: Tensor, positional: dict[str, Any], steps: int
+    ) -> list[Tensor]:
+        """Return what `rollout` does, un-normed."""
+        found: list[Tensor] = []
+        keys, length = StepKeys(), states.shape[1]
         for step in range(1, steps + 1):
-            rows = length - step
-            given = self.joined(hidden[:, :rows], embeddings[:, step:])
-            hidden = run_body(self.body, given, self._arguments(positional, keys, step, given))
-            found.append(self.norm(hidden))
+            before = found[-1] if found else states
+            given = self.joined(before[:, : length - step], embeddings[:, step:])
+            found.append(run_body(self.body, given, self._arguments(positional, keys, step, given)))
         return found
 
     def _arguments(

@@ -23,7 +23,7 @@ class CopyTrees:
         self._grown: list[CopyTree] = []
         self._curve = None
         if tree == "auto":
-            context = max(len(row.tokens) + row.limit // 2 for row in session.rows)
+            context = max(row.prompt_length for row in session.rows)
             self._curve = cached_verify_curve(
                 session.target, context, not session.sampler.greedy, len(session.rows)
             )

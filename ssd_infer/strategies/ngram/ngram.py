@@ -5,8 +5,9 @@ With `tree` above 1, several earlier occurrences become branches of one token tr
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import Any, ClassVar, cast
 
 import torch
 
@@ -18,7 +19,7 @@ from ssd_infer.errors import Problem
 from ssd_infer.strategies.base import Auto, DraftParams, Resolved, Strategy, at_least
 from ssd_infer.strategies.ngram import NGRAM
 from ssd_infer.strategies.ngram.copy_trees import CopyTrees
-from ssd_infer.tuning.tree_costs import cached_tree_costs, most_nodes
+from ssd_infer.tuning.tree_costs import cached_verify_curve, most_nodes
 
 
 @dataclass(slots=True)
@@ -77,6 +78,8 @@ class Ngram(Strategy):
 
     info = NGRAM
     Params = NgramParams
+    by_batch = True
+    evaluated: ClassVar[Mapping[str, Any]] = {"tree": "auto"}
 
     def __init__(self, session: Session, params: DraftParams) -> None:
         """Keep one index a row."""
@@ -124,7 +127,7 @@ class Ngram(Strategy):
         if wanted.tree == "auto":
             if (reason := chains_only(target)) is not None:
                 return Resolved(replace(wanted, tree=1), f"chains: {reason}")
-            cached_tree_costs(target, max(map(len, prompts)), do_sample, len(prompts))
+            cached_verify_curve(target, max(map(len, prompts)), do_sample, len(prompts))
         return Resolved(params)
 
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter
 from typing import Any
 
 import pytest
 import torch
-from scipy.stats import chisquare
 from torch import Tensor
 
 import ssd_infer
 from ssd_infer.engine.laws import Law, Scored
-from ssd_infer.engine.sampling import Sampler, SamplingParams
+from ssd_infer.engine.sampling import Sampler
 from tests.conftest import build_model
+from tests.engine.enumerated import PROMPT, law, p_of, sampled
 
 VOCAB, NEW, ROWS = 7, 3, 6000
-PROMPT = [2, 3, 4, 2, 3, 4, 2, 3]
 HEADS = ("static", "context", "lowrank")
 SEEN = 4
 """Tokens a draft looks at, of seven."""
@@ -51,45 +48,11 @@ def model() -> Any:
     return build_model(layers=3, vocab_size=VOCAB, initializer_range=0.12)
 
 
-@torch.inference_mode()
-def law(model: Any, settings: dict[str, Any]) -> dict[tuple[int, ...], float]:
-    """Enumerate the probability of every continuation of `NEW` tokens."""
-    sampler = Sampler(SamplingParams(do_sample=True, **settings), torch.device("cpu"), 0)
-    table: dict[tuple[int, ...], float] = {(): 1.0}
-    for _ in range(NEW):
-        prefixes = list(table)
-        ids = torch.tensor([[*PROMPT, *prefix] for prefix in prefixes])
-        probs = sampler.probs(model(input_ids=ids).logits[:, -1]).tolist()
-        table = {
-            (*p, t): table[p] * row[t] for p, row in zip(prefixes, probs, strict=True) for t in range(VOCAB)
-        }
-    return table
-
-
 def p_value(model: Any, settings: dict[str, Any], name: str, params: dict[str, Any]) -> float:
     """Return the chi-square p-value of `ROWS` sampled continuations against the enumerated law."""
-    out = ssd_infer.generate(
-        model,
-        [PROMPT] * ROWS,
-        draft=name,
-        draft_params=params,
-        max_new_tokens=NEW,
-        do_sample=True,
-        seed=5,
-        **settings,
-    )
+    out = sampled(model, settings, name, params, NEW, ROWS, seed=5)
     assert out.stats.total.drafted
-    counts, expected = Counter(map(tuple, out.sequences)), law(model, settings)
-    if any(expected[key] == 0.0 for key in counts):
-        return 0.0
-    keys = [key for key in itertools.product(range(VOCAB), repeat=NEW) if expected[key] * ROWS >= 5]
-    seen, wanted = [float(counts[key]) for key in keys], [expected[key] * ROWS for key in keys]
-    rest = ROWS - sum(wanted)
-    if rest > 5:
-        seen, wanted = [*seen, ROWS - sum(seen)], [*wanted, rest]
-    else:
-        wanted = [value * sum(seen) / sum(wanted) for value in wanted]
-    return float(chisquare(seen, wanted).pvalue)
+    return p_of(out.sequences, law(model, settings, NEW))
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
