@@ -20,7 +20,9 @@ def check_own_text(data: SelfGeneratedConfig, checks: Checks) -> None:
         checks.at_least(key, getattr(data, key), 1)
     room = data.block_size - data.own_length
     rule = f"must leave room for data.own_length={data.own_length} in a block of {data.block_size}"
-    checks.require(data.prompt_tokens <= room, "prompt_tokens", rule, data.prompt_tokens, f"try {max(1, room)}")
+    checks.require(
+        data.prompt_tokens <= room, "prompt_tokens", rule, data.prompt_tokens, f"try {max(1, room)}"
+    )
     inside = 0 < data.own_share <= 1
     remedy = "use data=stdlib_text or data=local for a corpus alone"
     checks.require(inside, "own_share", "must be above 0 and at most 1", data.own_share, remedy)
@@ -44,7 +46,9 @@ def _check_prompts(key: str, name: str, checks: Checks) -> None:
     kind, colon, path = name.partition(":")
     if colon and kind == "file":
         there = Path(path).expanduser().is_file()
-        checks.require(there, key, "must be file: and a file that is there", name, f"looked from {Path.cwd()}")
+        checks.require(
+            there, key, "must be file: and a file that is there", name, f"looked from {Path.cwd()}"
+        )
         return
     rule = f"must be one of {', '.join(PROMPTS)}, or file:PATH"
     checks.require(name in PROMPTS, key, rule, name, suggest(name, PROMPTS))

@@ -70,8 +70,13 @@ def _own_text_contents(data: SelfGeneratedConfig) -> dict[str, str]:
     """Return hashes of the files of prompts, and of the corpus."""
     corpus = corpus_of(data)
     held = open_source(corpus).contents if isinstance(corpus, StdlibTextConfig) else local_contents(corpus)
-    files = [Path(name.removeprefix("file:")).expanduser() for name in data.prompts if name.startswith("file:")]
-    return {"data.corpus": text_digest(sorted(held.values())), "data.prompts": files_digest(files, "data.prompts")}
+    files = [
+        Path(name.removeprefix("file:")).expanduser() for name in data.prompts if name.startswith("file:")
+    ]
+    return {
+        "data.corpus": text_digest(sorted(held.values())),
+        "data.prompts": files_digest(files, "data.prompts"),
+    }
 
 
 def _model_contents(cfg: Root) -> dict[str, str]:

@@ -112,6 +112,4 @@ def _hybrid(case: _Case) -> _Found:
     return share * kl + (1 - share) * tv, share[:, None] * to_kl + (1 - share)[:, None] * to_tv
 
 
-_LOSSES: dict[str, Callable[[_Case], _Found]] = dict(
-    zip(LOSSES, (_hybrid, _kl, _tv, _nla, _ce), strict=True)
-)
+_LOSSES: dict[str, Callable[[_Case], _Found]] = dict(zip(LOSSES, (_hybrid, _kl, _tv, _nla, _ce), strict=True))

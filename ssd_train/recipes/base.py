@@ -89,7 +89,11 @@ class Recipe(ABC):
 
     def build_data(self, cfg: Root, run_dir: Path) -> TrainingData:
         """Return what the run trains on; every rank calls it."""
-        return build_own_text(cfg, run_dir) if isinstance(cfg.data, SelfGeneratedConfig) else data.build(cfg, run_dir)
+        return (
+            build_own_text(cfg, run_dir)
+            if isinstance(cfg.data, SelfGeneratedConfig)
+            else data.build(cfg, run_dir)
+        )
 
     def build_model(self, cfg: Root, data: TrainingData) -> nn.Module:
         """Return the model, in training precision, its random weights drawn from the run's seed alone."""

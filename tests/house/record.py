@@ -74,6 +74,8 @@ RECIPES = {
     "moe": f"model=tiny_moe {SHAPE} model.num_kv_heads=1 {TEXT}",
     "diffusion": f"{SHAPE} model.num_kv_heads=1 recipe.block_size=4 {TEXT}",
     "asr_ctc": SOUND,
+    "frozen_target": f"model.name={(OLD / 'text/layerskip/run/checkpoints/step-3').as_posix()} recipe.exits=[1] "
+    f"recipe.rows=0 recipe.target_dtype=float32 {TEXT}",
 }
 STEPS = 4
 

@@ -18,8 +18,10 @@ def frozen_root(directory: Path, *, recipe: dict[str, Any] | None = None, **trai
     settings: dict[str, Any] = {"save_dtype": "float32", "eval_steps": 2, **train}
     cfg = tiny_root(directory, plain=True, **settings)
     chosen: dict[str, Any] = {"exits": [1, 2], "rows": 280, "target_dtype": "float32", **(recipe or {})}
-    if chosen.get("form") == "mtp":
+    if chosen.get("form", "exit") != "exit":
         chosen["exits"] = None
+    if chosen.get("form") == "heads":
+        chosen["module"] = "rank"
     return replace(
         cfg,
         recipe_name="frozen_target",

@@ -13,7 +13,7 @@ from filelock import FileLock
 from ssd_infer.checkpoint.content import text_digest
 from ssd_infer.errors import DataError
 from ssd_train import data as text_data
-from ssd_train.config.schema import DataConfig, HFModelConfig, LocalTextConfig, Root, StdlibTextConfig
+from ssd_train.config.schema import HFModelConfig, Root
 from ssd_train.config.schema_own_text import SelfGeneratedConfig
 from ssd_train.data.contents import contents, corpus_of
 from ssd_train.data.own_text.blocks import Mixture, OwnBlocks
@@ -78,7 +78,9 @@ def build_own_text(cfg: Root, run_dir: Path) -> OwnTextData:
     return data
 
 
-def _mixed(documents: list[Document], corpus: text_data.TextData, settings: SelfGeneratedConfig) -> OwnTextData:
+def _mixed(
+    documents: list[Document], corpus: text_data.TextData, settings: SelfGeneratedConfig
+) -> OwnTextData:
     """Hold some documents out by a hash of their prompts, and mix both sides with the corpus."""
     sides: tuple[list[Document], list[Document]] = [], []
     for prompt, text in documents:
@@ -111,4 +113,4 @@ def _name(cfg: Root, tokenizer: Any) -> str:
 def _model(cfg: Root) -> Any:
     assert isinstance(cfg.model, HFModelConfig)
     model: Any = models.pretrained(cfg.model, frozen_dtype(cfg.device))
-    return model.to(cfg.device).eval().requires_grad_(False)
+    return model.to(cfg.device).eval().requires_grad_(requires_grad=False)

@@ -32,7 +32,9 @@ class Order:
     """Of prompts the model is to finish itself: what stands behind them before it answers."""
 
 
-def orders(name: str, tokenizer: PreTrainedTokenizerBase, most: int, count: int, seed: int, turn: int) -> Order:
+def orders(
+    name: str, tokenizer: PreTrainedTokenizerBase, most: int, count: int, seed: int, turn: int
+) -> Order:
     """Return batch `turn` of `count` prompts of kind `name`, at most `most` tokens each.
 
     Even turns are sampled, odd ones greedy; prompts that are all used up are asked again, sampled only, since greedy
@@ -47,7 +49,9 @@ def orders(name: str, tokenizer: PreTrainedTokenizerBase, most: int, count: int,
     found = _listed(name, tokenizer, most)
     first = place * count
     again = first >= len(found)
-    chosen = [found[(first + at) % len(found)] for at in range(min(count, len(found)) if not again else count)]
+    chosen = [
+        found[(first + at) % len(found)] for at in range(min(count, len(found)) if not again else count)
+    ]
     return Order(chosen, greedy and not again)
 
 
@@ -101,11 +105,15 @@ def _listed(name: str, tokenizer: Any, most: int) -> list[list[int]]:
         return [encode_messages(tokenizer, messages, name)[-most:] for messages in held]
     found = []
     for entry in _entries(name):
-        ids = entry if isinstance(entry, list) else tokenize(tokenizer, entry, parse=isinstance(entry, Written))
+        ids = (
+            entry if isinstance(entry, list) else tokenize(tokenizer, entry, parse=isinstance(entry, Written))
+        )
         found.append(ids[-most:])
     found = [ids for ids in found if ids]
     if not found:
-        raise DataError(f"data.prompts: {name} holds no prompt with a token of this tokenizer; give text or ids")
+        raise DataError(
+            f"data.prompts: {name} holds no prompt with a token of this tokenizer; give text or ids"
+        )
     return found
 
 

@@ -127,6 +127,10 @@ def written(pieces: Pieces, writer: Writer, wanted: int) -> Iterator[list[Docume
             rate = made / (spoke - started)
             left = max(0, wanted - tokens) / rate
             logger.info(
-                "own text: %s of %s tokens, %.0f a second, about %.0f s left", f"{tokens:,}", f"{wanted:,}", rate, left
+                "own text: %s of %s tokens, %.0f a second, about %.0f s left",
+                f"{tokens:,}",
+                f"{wanted:,}",
+                rate,
+                left,
             )
         yield found

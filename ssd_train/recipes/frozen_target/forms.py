@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ssd_infer.models.draft_modules.exit_form import ExitModule
+from ssd_infer.models.draft_modules.heads_form import HeadsModule
 from ssd_infer.models.draft_modules.hearing import Heard
 from ssd_infer.models.draft_modules.mtp_form import MtpModule
 from ssd_train.losses.draft_rows import Draft
@@ -21,7 +22,7 @@ class Drafted:
     """One draft of every token of a batch."""
 
     name: str
-    """What metrics call it: `exit_E`, or `step_K` of a rollout."""
+    """What metrics call it: `exit_E`, `step_K` of a rollout, or `head_K`."""
     module: str
     """The module it is of."""
     states: Tensor
@@ -53,7 +54,7 @@ def _exit_depths(trainee: Trainee) -> list[int]:
     return [trainee.draft(name).spec.exit_layer for name in trainee.names]
 
 
-def _exit_drafts(trainee: Trainee, heard: Heard, steps: int, decay: float) -> list[Drafted]:
+def _exit_drafts(trainee: Trainee, heard: Heard, _steps: int, _decay: float) -> list[Drafted]:
     """Return what every exit drafts; each sees the target's true states, so that there is nothing to roll out."""
     found = []
     for name in trainee.names:
@@ -82,9 +83,24 @@ def _mtp_drafts(trainee: Trainee, heard: Heard, steps: int, decay: float) -> lis
     ]
 
 
+def _no_depths(_: Trainee) -> list[int]:
+    return []
+
+
+def _heads_drafts(trainee: Trainee, heard: Heard, _steps: int, decay: float) -> list[Drafted]:
+    """Return what every head drafts from the last state alone: head K is about the token after the next K."""
+    module = cast(HeadsModule, trainee.draft("heads"))
+    last = heard.states[trainee.target.target.num_layers].float()
+    return [
+        Drafted(f"head_{head}", "heads", found, head, decay ** (head - 1))
+        for head, found in enumerate(module.over_block(last), start=1)
+    ]
+
+
 FORMS = {
     "exit": Form(_exit_depths, _exit_drafts, chained=False),
     "mtp": Form(_mtp_depths, _mtp_drafts, chained=True),
+    "heads": Form(_no_depths, _heads_drafts, chained=True),
 }
 
 

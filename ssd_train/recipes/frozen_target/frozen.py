@@ -12,7 +12,7 @@ from ssd_infer.engine.target import Target
 from ssd_infer.models.draft_modules.bodies import own_layers
 from ssd_infer.models.draft_modules.hearing import Heard, listening
 from ssd_train.config.schema import HFModelConfig
-from ssd_train.losses.draft_rows import Head
+from ssd_train.losses.draft_teacher import Head
 from ssd_train.losses.products import use_fast_products
 from ssd_train.models import build as models
 from ssd_train.recipes.base import Batch
@@ -26,7 +26,7 @@ class Frozen:
 
     def __init__(self, model: nn.Module) -> None:
         """Freeze `model`; raises UnsupportedModelError where it cannot be taken apart by layers."""
-        self.model = model.requires_grad_(False).eval()
+        self.model = model.requires_grad_(requires_grad=False).eval()
         self.target = Target.of(model)
 
     @staticmethod

@@ -52,7 +52,8 @@ def relative_cost(trainee: Trainee, name: str) -> float:
     layers = [sum(weight.numel() for weight in layer.parameters()) for layer in target.layers]
     head = trainee.target.head.weight
     own = sum(w.numel() for key, w in module.named_parameters() if key != "row_weight")
-    draft = sum(layers[: module.spec.exit_layer]) + own + len(trainee.ids()) * head.shape[1]
+    once = max(1, module.spec.heads)  # of heads, each drafts one token of a round
+    draft = sum(layers[: module.spec.exit_layer]) + own / once + len(trainee.ids()) * head.shape[1]
     return draft / (sum(layers) + head.numel())
 
 

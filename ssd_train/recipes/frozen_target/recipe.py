@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from ssd_infer.models.draft_modules.hearing import Heard
 from ssd_train.config.schema import HFModelConfig, Root
-from ssd_train.losses.draft_rows import Teacher, draft_loss, draft_matches, target_loss
+from ssd_train.losses.draft_rows import draft_loss, draft_matches
+from ssd_train.losses.draft_teacher import Teacher, target_loss
 from ssd_train.models.precision import frozen_dtype
 from ssd_train.recipes.base import (
     Batch,

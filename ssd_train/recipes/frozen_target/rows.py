@@ -16,7 +16,7 @@ from ssd_infer.checkpoint.always_ids import always_ids, ending_ids, within
 from ssd_infer.checkpoint.content import loaded_from
 from ssd_infer.errors import ConfigError, Problem
 from ssd_infer.tuning.head_ground import own_text
-from ssd_train.losses.draft_rows import Teacher, mass
+from ssd_train.losses.draft_teacher import Teacher, mass
 from ssd_train.recipes.base import TrainingData, label_mask
 from ssd_train.recipes.frozen_target.forms import counted
 from ssd_train.recipes.frozen_target.frozen import Frozen

@@ -8,7 +8,7 @@ from ssd_train.config.rules_inputs import check_exits, layer_count
 from ssd_train.config.schema import HFModelConfig, Root
 from ssd_train.recipes.frozen_target.settings import FrozenTargetConfig
 
-FORMS = ("exit", "mtp")
+FORMS = ("exit", "mtp", "heads")
 MODULES = ("rank", "attention", "attention_mlp", "layer")
 DTYPES = ("auto", "float32", "bfloat16")
 
@@ -21,11 +21,14 @@ def check_frozen_target(cfg: Root, checks: Checks) -> None:
     checks.choice("module", recipe.module, MODULES)
     checks.choice("loss", recipe.loss, LOSSES)
     checks.choice("target_dtype", recipe.target_dtype, DTYPES)
-    for key in ("rank", "mlp_width", "rollout", "chunk_tokens"):
+    for key in ("rank", "mlp_width", "rollout", "heads", "chunk_tokens"):
         checks.at_least(key, getattr(recipe, key), 1)
     checks.at_least("rows", recipe.rows, 0, "0 looks at all of them")
     checks.at_least("patience", recipe.patience, 0)
     checks.within("step_decay", recipe.step_decay, 0, 1)
+    if recipe.form == "heads":
+        rule, remedy = "must be rank: a head attends to nothing", "set recipe.module=rank"
+        checks.require(recipe.module == "rank", "module", rule, recipe.module, remedy)
     if recipe.form == "exit":
         check_exits(recipe.exits, layer_count(cfg.model), checks)
     else:

@@ -14,9 +14,9 @@ class FrozenTargetConfig(RecipeConfig):
     kind: str = "frozen_target"
     """Always `frozen_target`."""
     form: str = "exit"
-    """exit (a module after a shallow layer), or mtp (on the last state and the next token's embedding)."""
+    """exit (after a shallow layer), mtp (on the last state and the next embedding), or heads (on the last state)."""
     exits: list[int] | None = None
-    """exit: layers E after which a module is trained, all in one pass of the target; the best one is kept. Null: L/10."""
+    """exit: layers E to train a module after, all in one pass of the target; the best is kept. Null: a tenth of L."""
     module: str = "layer"
     """What a module consists of: rank, attention, attention_mlp, or layer (a whole decoder layer)."""
     rank: int = 64
@@ -31,8 +31,10 @@ class FrozenTargetConfig(RecipeConfig):
     """lk_hybrid, kl, tv, nla or ce: ssd_train/losses/restricted.py has the formulas."""
     rollout: int = 3
     """mtp: steps on its own output, from every token."""
+    heads: int = 4
+    """heads: how many, each for one token further."""
     step_decay: float = 0.8
-    """mtp: weight of each further step against the one before, since it is reached less often."""
+    """mtp, heads: weight of each further token against the one before, since it is reached less often."""
     target_dtype: str = "auto"
     """Precision of the frozen forward: float32, bfloat16, or auto: bfloat16 where the processor multiplies it fast."""
     patience: int = 0

@@ -82,6 +82,7 @@ def specs_of(settings: FrozenTargetConfig, frozen: Frozen, rows: int) -> list[Dr
         rank=settings.rank if settings.module == "rank" else 0,
         mlp_width=settings.mlp_width if settings.module == "attention_mlp" else 0,
         rollout=settings.rollout if settings.form == "mtp" else 0,
+        heads=settings.heads if settings.form == "heads" else 0,
         exit_layer=1 if settings.form == "exit" else 0,
         rows=rows,
         own_rows=settings.own_rows,

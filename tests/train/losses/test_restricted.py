@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from ssd_train.config.draft_losses import LOSSES
-from ssd_train.losses.draft_rows import Draft, Head, Teacher, draft_loss, draft_matches, places, teach
+from ssd_train.losses.draft_rows import Draft, draft_loss, draft_matches
+from ssd_train.losses.draft_teacher import Head, Teacher, places, target_loss, teach
 from ssd_train.losses.restricted import Wanted, judge
 
 VOCAB, KEPT, WIDTH, TOKENS = 23, 9, 6, 31
@@ -33,7 +34,7 @@ def reference(name: str, p: Tensor, logits: Tensor) -> Tensor:
         return share * kl + (1 - share) * (1 - alpha)
     best = p.argmax(-1)
     rows = [
-        -q[row, (IDS == token).nonzero()[0, 0]].log() if token in IDS else q[row, 0] * 0
+        -q[row, (token == IDS).nonzero()[0, 0]].log() if token in IDS else q[row, 0] * 0
         for row, token in enumerate(best.tolist())
     ]
     return torch.stack(rows)
@@ -103,9 +104,7 @@ def test_the_chunked_loss_and_its_gradients_are_those_of_the_whole(own: bool, ca
     expected = torch.stack(
         [
             (
-                reference(
-                    "lk_hybrid", p, leave(draft.states @ draft.rows.T + teacher.head.bias[IDS])
-                )
+                reference("lk_hybrid", p, leave(draft.states @ draft.rows.T + teacher.head.bias[IDS]))
                 * draft.share
             ).sum()
             for draft in drafts
@@ -144,3 +143,11 @@ def test_the_teacher_keeps_the_mass_of_the_whole_vocabulary() -> None:
     assert teacher.head.bias is not None
     p = torch.softmax(teacher.states @ teacher.head.weight.T + teacher.head.bias, -1)
     torch.testing.assert_close(wanted.logp.exp(), p[:, IDS])
+
+
+def test_the_targets_own_loss_is_its_cross_entropy() -> None:
+    teacher, _, _ = teacher_and_drafts()
+    labels = torch.arange(TOKENS) % VOCAB
+    logits = teacher.states @ teacher.head.weight.T + teacher.head.bias
+    expected = torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
+    torch.testing.assert_close(target_loss(teacher, labels), expected)

@@ -42,7 +42,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run.train(frozen_root(tmp_path_factory.mktemp("whole")))
 
 
-@pytest.mark.parametrize("form", ["exit", "mtp"])
+@pytest.mark.parametrize("form", ["exit", "mtp", "heads"])
 def test_a_run_learns_and_leaves_its_base_as_it_was(tmp_path: Path, form: str) -> None:
     cfg = frozen_root(tmp_path, recipe={"form": form}, max_steps=24, save_steps=24, eval_steps=6)
     before = digest(cfg)
@@ -107,7 +107,9 @@ def test_two_processes_learn_what_one_learns_also_across_a_stop(
     alone = run.train(one)
     two = frozen_root(tmp_path / "two", recipe={"form": form}, batch_size=2, eval_batches=2, **settings)
     cfg = replace(two, engine=EngineConfig(name=engine))
-    assert train_ranks(cfg, fault=Fault(signal.SIGTERM, step=2, rank=1)) == [0, 0], error_file(cfg, 0).read_text()
+    assert train_ranks(cfg, fault=Fault(signal.SIGTERM, step=2, rank=1)) == [0, 0], error_file(
+        cfg, 0
+    ).read_text()
     assert train_ranks(cfg) == [0, 0], error_file(cfg, 0).read_text()
     ours, theirs = ([line for line in curve(one) if "loss" in line] for one in (cfg.run_dir, alone))
     assert_close(ours, theirs, 1e-3)

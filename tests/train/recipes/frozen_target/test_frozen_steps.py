@@ -25,9 +25,7 @@ IDS = torch.arange(0, 300, 3)
 CONTEXT = StepContext(0, 10, detailed=True)
 
 
-def made(
-    directory: Path, *, ids: Tensor | None = IDS, **settings: Any
-) -> tuple[FrozenTargetRecipe, Trainee]:
+def made(directory: Path, *, ids: Tensor | None = IDS, **settings: Any) -> tuple[FrozenTargetRecipe, Trainee]:
     """Return a recipe and untrained modules beside a tiny model of random weights."""
     directory.mkdir(exist_ok=True)
     config = FrozenTargetConfig(**{"target_dtype": "float32", "chunk_tokens": 7, **settings})
@@ -64,9 +62,11 @@ def hybrid(p: Tensor, q: Tensor) -> Tensor:
     return share * kl + (1 - share) * (1 - alpha)
 
 
-@pytest.mark.parametrize("form", ["exit", "mtp"])
+@pytest.mark.parametrize("form", ["exit", "mtp", "heads"])
 def test_a_step_compares_every_draft_with_the_target_at_its_own_token(tmp_path: Path, form: str) -> None:
-    recipe, trainee = made(tmp_path, form=form, exits=[1, 3] if form == "exit" else None, rollout=3)
+    module = "rank" if form == "heads" else "layer"
+    exits = [1, 3] if form == "exit" else None
+    recipe, trainee = made(tmp_path, form=form, exits=exits, module=module, rollout=3, heads=3)
     stirred(trainee)
     inputs = batch()
     out = recipe.step(trainee, inputs, CONTEXT)
@@ -101,8 +101,15 @@ def test_an_untrained_exit_is_the_early_exit_bit_for_bit(tmp_path: Path) -> None
     assert torch.equal(drafted, target.normed(states) @ target.head.weight[IDS].T)
 
 
-@pytest.mark.parametrize("form", ["exit", "mtp"])
-@pytest.mark.parametrize("module", ["rank", "attention", "attention_mlp", "layer"])
+@pytest.mark.parametrize(
+    ("form", "module"),
+    [("heads", "rank")]
+    + [
+        (form, module)
+        for form in ("exit", "mtp")
+        for module in ("rank", "attention", "attention_mlp", "layer")
+    ],
+)
 @pytest.mark.parametrize("own_rows", [False, True])
 def test_the_target_gets_no_gradient_and_every_module_all_of_its_own(
     tmp_path: Path, form: str, module: str, own_rows: bool
@@ -111,7 +118,9 @@ def test_the_target_gets_no_gradient_and_every_module_all_of_its_own(
     stirred(trainee)
     before = {name: value.clone() for name, value in trainee.target.model.state_dict().items()}
     recipe.step(trainee, batch(), CONTEXT).loss_sum.backward()
-    assert all(weight.grad is None and not weight.requires_grad for weight in trainee.target.model.parameters())
+    assert all(
+        weight.grad is None and not weight.requires_grad for weight in trainee.target.model.parameters()
+    )
     assert all(weight.grad is not None and weight.grad.abs().sum() > 0 for weight in trainee.parameters())
     torch.optim.AdamW(trainee.parameters(), lr=0.1).step()
     assert all(torch.equal(value, before[name]) for name, value in trainee.target.model.state_dict().items())
@@ -183,8 +192,13 @@ def test_the_exit_that_is_kept_pays_most_for_what_it_costs(tmp_path: Path) -> No
     found = recipe.validated(taus, "eval_")
     assert recipe.kept == "exit_1"  # a little shorter, much cheaper
     assert found["eval_tau_sim"] == pytest.approx(4.6)
-    assert found["eval_exit_1_speedup"] == pytest.approx(max((1 + 0.9 * g) / (g * cheap + 1 + 0.03 * g) for g in (1, 2, 4)))
-    recipe.validated({f"eval_exit_1_tau_{g}": 1.0 for g in (1, 2, 4)} | {k: v for k, v in taus.items() if "_3_" in k}, "eval_")
+    assert found["eval_exit_1_speedup"] == pytest.approx(
+        max((1 + 0.9 * g) / (g * cheap + 1 + 0.03 * g) for g in (1, 2, 4))
+    )
+    recipe.validated(
+        {f"eval_exit_1_tau_{g}": 1.0 for g in (1, 2, 4)} | {k: v for k, v in taus.items() if "_3_" in k},
+        "eval_",
+    )
     assert recipe.kept == "exit_3"
     assert judged({}, recipe.costs) == {}
 
