@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -34,6 +35,8 @@ from ssd_train.recipes.frozen_target.rows import chosen_ids
 from ssd_train.recipes.frozen_target.settings import FrozenTargetConfig
 from ssd_train.recipes.frozen_target.trainee import Trainee, specs_of
 
+logger = logging.getLogger(__name__)
+
 
 class FrozenTargetRecipe(Recipe):
     """Train draft modules on states of a model that is only read."""
@@ -50,8 +53,19 @@ class FrozenTargetRecipe(Recipe):
     def build_model(self, cfg: Root, data: TrainingData) -> nn.Module:
         """Load and freeze the target, choose rows, and build untrained modules from the run's seed alone."""
         assert isinstance(cfg.model, HFModelConfig)
-        frozen = Frozen.load(cfg.model, frozen_dtype(cfg.device, self.config.target_dtype))
+        dtype = frozen_dtype(cfg.device, self.config.target_dtype)
+        frozen = Frozen.load(cfg.model, dtype)
+        frozen.to(torch.device(cfg.device))
         ids = chosen_ids(frozen, data, self.config.rows, cfg.run_dir)
+        seen, whole = frozen.target.vocab_size if ids is None else len(ids), frozen.target.vocab_size
+        count = sum(weight.numel() for weight in frozen.model.parameters())
+        logger.info(
+            "target: %s parameters in %s, frozen; drafts look at %d of %d tokens",
+            f"{count:,}",
+            dtype,
+            seen,
+            whole,
+        )
         specs = specs_of(self.config, frozen, 0 if ids is None else len(ids))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(cfg.seed)
