@@ -52,7 +52,7 @@ def test_a_ragged_batch_of_eight_is_plain_decoding(family: str, form: str) -> No
         for params in WAYS[:3] if family != "llama" else WAYS:
             out = greedy(model, prompts(), DRAFTS[form], **params)
             assert out.sequences == plain, (body, params)
-            assert out.stats.total.drafted > 100
+            assert out.stats.total.drafted > 50
 
 
 @pytest.mark.parametrize("form", DRAFTS)
@@ -172,10 +172,10 @@ def test_a_tree_that_is_asked_for_is_chosen_by_what_each_depth_is_worth() -> Non
 def test_no_more_is_drafted_than_there_are_blocks() -> None:
     model = tiny()
     make(model, "heads", heads=2)
-    strategy = registry.get("heads")
+    strategy = registry.get("heads_module")
     assert strategy.prepare(Target.of(model), {"gamma": 9}, prompts(), do_sample=False).params.gamma == 2
     widths: set[int] = set()
-    follow(model, "heads", {"gamma": 9}, prompts(), lambda _, proposal: widths.add(proposal.width))
+    follow(model, "heads_module", {"gamma": 9}, prompts(), lambda _, proposal: widths.add(proposal.width))
     assert max(widths) == 2
 
 
