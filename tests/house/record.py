@@ -46,8 +46,8 @@ CAUSAL: dict[str, dict[str, Any]] = {
 MODULES: dict[str, dict[str, Any]] = {
     "exit_module": {"gamma": 3, "confidence": 0.0},
     "exit_module+ngram": {"gamma": 3, "confidence": 0.0, "tree": 6},
-    "heads_module": {"gamma": 3, "confidence": 0.0, "tree": 6},
-    "heads_module+ngram": {"gamma": 3, "confidence": 0.0, "tree": 6},
+    "heads": {"gamma": 3, "confidence": 0.0, "tree": 6},
+    "heads+ngram": {"gamma": 3, "confidence": 0.0, "tree": 6},
     "mtp": {"gamma": 3, "confidence": 0.0},
     "mtp+ngram": {"gamma": 3, "confidence": 0.0, "tree": 1},
 }

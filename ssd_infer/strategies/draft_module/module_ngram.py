@@ -1,4 +1,4 @@
-"""Drafts `exit_module+ngram`, `mtp+ngram`, `heads_module+ngram`: a module, and copies of earlier text.
+"""Drafts `exit_module+ngram`, `mtp+ngram`, `heads+ngram`: a module, and copies of earlier text.
 
 Where the module drafts trees, copies are branches beside its own. Where it drafts chains, and where long matches have
 proved reliable on every row, copies alone go to verification.
@@ -14,9 +14,9 @@ from ssd_infer.engine.session import Feedback, Proposal, Session
 from ssd_infer.engine.target import Target
 from ssd_infer.errors import Problem
 from ssd_infer.strategies.base import Auto, DraftParams, at_least
-from ssd_infer.strategies.draft_module import EXIT_MODULE_NGRAM, HEADS_MODULE_NGRAM, MTP_NGRAM
+from ssd_infer.strategies.draft_module import EXIT_MODULE_NGRAM, HEADS_NGRAM, MTP_NGRAM
 from ssd_infer.strategies.draft_module.exit_module import ExitModuleDraft
-from ssd_infer.strategies.draft_module.heads_module import HeadsModuleDraft
+from ssd_infer.strategies.draft_module.heads import HeadsDraft
 from ssd_infer.strategies.draft_module.module_draft import ModuleDraft
 from ssd_infer.strategies.draft_module.module_params import ModuleParams
 from ssd_infer.strategies.draft_module.mtp import MtpDraft
@@ -112,7 +112,7 @@ class MtpNgram(WithCopies, MtpDraft):
     info = MTP_NGRAM
 
 
-class HeadsModuleNgram(WithCopies, HeadsModuleDraft):
+class HeadsNgram(WithCopies, HeadsDraft):
     """Copies beside blocks on the last state."""
 
-    info = HEADS_MODULE_NGRAM
+    info = HEADS_NGRAM

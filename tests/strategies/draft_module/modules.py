@@ -22,7 +22,7 @@ from ssd_infer.strategies import registry
 from ssd_infer.strategies.draft_module.module_draft import ModuleDraft
 from tests.conftest import build_model
 
-DRAFTS = {"exit": "exit_module", "mtp": "mtp", "heads": "heads_module"}
+DRAFTS = {"exit": "exit_module", "mtp": "mtp", "heads": "heads"}
 FORMS: dict[str, dict[str, int]] = {"exit": {"exit_layer": 2}, "mtp": {"rollout": 3}, "heads": {"heads": 4}}
 BODIES: dict[str, dict[str, int]] = {
     "rank": {"rank": 4},

@@ -172,10 +172,10 @@ def test_a_tree_that_is_asked_for_is_chosen_by_what_each_depth_is_worth() -> Non
 def test_no_more_is_drafted_than_there_are_blocks() -> None:
     model = tiny()
     make(model, "heads", heads=2)
-    strategy = registry.get("heads_module")
+    strategy = registry.get("heads")
     assert strategy.prepare(Target.of(model), {"gamma": 9}, prompts(), do_sample=False).params.gamma == 2
     widths: set[int] = set()
-    follow(model, "heads_module", {"gamma": 9}, prompts(), lambda _, proposal: widths.add(proposal.width))
+    follow(model, "heads", {"gamma": 9}, prompts(), lambda _, proposal: widths.add(proposal.width))
     assert max(widths) == 2
 
 

@@ -1,4 +1,4 @@
-"""Draft `heads_module`: blocks on the target's last state, one for each token ahead; made for trees.
+"""Draft `heads`: blocks on the target's last state, one for each token ahead; made for trees.
 
 Medusa, arXiv 2401.10774. All drafts of a round hang on the last verified state and on nothing that was drafted, so a
 round runs no layer, and every node of a depth has the same children to choose from.
@@ -17,14 +17,14 @@ from ssd_infer.engine.tree_window import TreeWindow
 from ssd_infer.engine.window import Window
 from ssd_infer.models.draft_modules.heads_form import HeadsModule
 from ssd_infer.strategies.base import DraftParams
-from ssd_infer.strategies.draft_module import HEADS_MODULE
+from ssd_infer.strategies.draft_module import HEADS
 from ssd_infer.strategies.draft_module.module_draft import ModuleDraft
 
 
-class HeadsModuleDraft(ModuleDraft):
+class HeadsDraft(ModuleDraft):
     """Draft at most as many tokens as there are blocks."""
 
-    info = HEADS_MODULE
+    info = HEADS
     form: ClassVar[str] = "heads"
 
     def __init__(self, session: Session, params: DraftParams) -> None:
