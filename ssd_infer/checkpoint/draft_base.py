@@ -40,16 +40,21 @@ def find_base(folder: Path, spec: DraftSpec) -> str:
 
     Raises CheckpointError where no place has it, or where files say that what is there is another model.
     """
-    found = next(filter(_holds_model, _places(folder, spec.base)), None)
-    if found is None and not _is_hub_name(spec.base.name):
-        raise CheckpointError(
-            f"checkpoint: {str(folder)!r} holds a draft module and not its model, {spec.base.name!r}, which is not "
-            f"there any more; put the model into {str(folder.parent / Path(spec.base.name).name)!r}, or the files "
-            f"{FACTS} and {WEIGHTS} into the folder of the model"
-        )
-    if found is not None:
-        check_files(folder, spec, found)
-    return spec.base.name if found is None else str(found.resolve())
+    refusal: CheckpointError | None = None
+    for place in filter(_holds_model, _places(folder, spec.base)):
+        try:
+            check_files(folder, spec, place)
+        except CheckpointError as error:
+            refusal = refusal or error
+            continue
+        return str(place.resolve())
+    if _is_hub_name(spec.base.name):
+        return spec.base.name
+    raise refusal or CheckpointError(
+        f"checkpoint: {str(folder)!r} holds a draft module and not its model, {spec.base.name!r}, which is not "
+        f"there any more; put the model into {str(folder.parent / Path(spec.base.name).name)!r}, or the files "
+        f"{FACTS} and {WEIGHTS} into the folder of the model"
+    )
 
 
 def _places(folder: Path, base: BaseIdentity) -> Iterator[Path]:
@@ -88,7 +93,10 @@ def check_base(folder: Path, spec: DraftSpec, model: nn.Module) -> None:
     where, base = _folder_of(name), spec.base
     if where is not None:
         check_files(folder, spec, where)
-    if not (base.files and where is not None):
+    elif base.files and name != base.name:
+        rule = f"must be the name of this model ({name or 'it has none'}), whose files are not at hand"
+        raise refused(folder, [Problem("draft.base.name", rule, base.name, "load the model from its folder")])
+    if not base.files:
         _compare(folder, {"draft.base.values": (base.values, weights_digest(model))}, name or "this model")
 
 

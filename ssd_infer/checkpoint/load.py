@@ -137,7 +137,7 @@ def _with_draft(
     spec = read_spec(folder)
     base = find_base(folder, spec)
     loaded = load_with(base, options, dtype, device, trust_remote_code=trust_remote_code)
-    if not spec.base.files:
+    if not (spec.base.files and Path(base).is_dir()):
         check_base(folder, spec, loaded.model)
     carry(loaded.model, folder)
     return replace(loaded, path=str(folder), notes=(*loaded.notes, f"the model itself is {base}"))

@@ -1,4 +1,4 @@
-"""Drafts `exit_module+ngram`, `mtp+ngram`, `heads+ngram`: a module, and copies of what followed the same tokens before.
+"""Drafts `exit_module+ngram`, `mtp+ngram`, `heads+ngram`: a module, and copies of earlier text.
 
 Where the module drafts trees, copies are branches beside its own. Where it drafts chains, and where long matches have
 proved reliable on every row, copies alone go to verification.

@@ -94,6 +94,24 @@ def test_a_model_that_has_moved_is_found(saved: Path, moved: str, monkeypatch: p
     assert drafted(ssd_infer.load(folder)) > 0
 
 
+def test_another_model_at_its_old_path_does_not_stand_in_the_way(saved: Path) -> None:
+    shutil.copytree(saved / "base", saved / "new" / "base")
+    (saved / "draft").rename(saved / "new" / "draft")
+    tiny(seed=1).save_pretrained(saved / "base")
+    assert drafted(ssd_infer.load(saved / "new" / "draft")) > 0
+
+
+def test_a_model_whose_files_are_not_at_hand_is_known_by_its_name(saved: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(saved / "base")
+    (saved / "base").rename(saved / "gone")
+    assert load_draft(saved / "draft", model).spec.form == "exit"
+    model.config._name_or_path = "another"
+    with pytest.raises(
+        CheckpointError, match=r"draft\.base\.name: must be the name of this model \(another\)"
+    ):
+        load_draft(saved / "draft", model)
+
+
 def test_a_model_that_is_gone_is_named_with_a_place_for_it(saved: Path) -> None:
     shutil.rmtree(saved / "base")
     with pytest.raises(CheckpointError, match=r"not its model.*base.*put the model into"):

@@ -52,7 +52,7 @@ def test_a_ragged_batch_of_eight_is_plain_decoding(family: str, form: str) -> No
         for params in WAYS[:3] if family != "llama" else WAYS:
             out = greedy(model, prompts(), DRAFTS[form], **params)
             assert out.sequences == plain, (body, params)
-            assert out.stats.total.drafted > 100
+            assert out.stats.total.drafted > 50
 
 
 @pytest.mark.parametrize("form", DRAFTS)
@@ -135,7 +135,7 @@ def test_auto_decodes_plainly_where_nothing_pays_and_drafts_where_it_does(
     for price in (1e-9, 10.0):
         costs = RoundCosts(1.0, price, Curve((1, 33), (1.0, 1.0)))
         monkeypatch.setattr(
-            "ssd_infer.strategies.draft_module.module_choice.chain_costs", lambda *_, costs=costs: costs
+            "ssd_infer.strategies.draft_module.module_options.chain_costs", lambda *_, costs=costs: costs
         )
         strategy = registry.get(DRAFTS[form])
         found[price] = strategy.prepare(Target.of(model), {"head": "full"}, prompts(), do_sample=True)
