@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ssd_infer.checkpoint.draft_files import FACTS, has_draft, read_spec, save_draft
+from ssd_infer.checkpoint.draft_files import read_spec, save_draft
+from ssd_infer.checkpoint.draft_spec import FACTS, has_draft
 from ssd_train.recipes.frozen_target.trainee import Trainee, spec_name
 
 TRAINING = "ssd_draft_training.safetensors"
