@@ -30,7 +30,7 @@ from ssd_train.cli.validate import MAX_NAME_BYTES, validate
 from ssd_train.config.schema import Root
 from ssd_train.recipes.registry import config_folders
 
-_LISTS = ("eval.tasks", "recipe.early_exit.exits")
+_LISTS = ("eval.tasks", "recipe.early_exit.exits", "recipe.exits", "data.prompts")
 
 
 def settings_of(cfg: DictConfig) -> Root:

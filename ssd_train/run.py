@@ -39,7 +39,7 @@ from ssd_train.runs.identity import check_same_contents, check_same_run, identit
 from ssd_train.runs.metrics import MetricsFile
 from ssd_train.runs.places import check_places
 from ssd_train.runs.reports import Reporter, check_asked
-from ssd_train.trainer import stopping
+from ssd_train.trainer import early_stop, stopping
 from ssd_train.trainer.failures import explained
 from ssd_train.trainer.optimizers import custom_optimizer
 from ssd_train.trainer.progress import ProgressCallback
@@ -96,6 +96,7 @@ def train(cfg: Root) -> Path:
         stack.callback(progress.close)
         trainer.add_callback(progress)
         trainer.add_callback(stopping.TimeLimit(trainer, cfg.train.max_minutes))
+        trainer.add_callback(early_stop.EarlyStop(recipe.patience()))
         reporter = Reporter(asked, run_dir, tracker)
         trainer.on_checkpoint = reporter.every_checkpoint
         with trainer.stop:
@@ -177,6 +178,11 @@ def _fit(trainer: SSDTrainer, cfg: Root, checkpoint: Path | None) -> None:
     if step >= cfg.train.max_steps:
         if trainer.is_world_process_zero():
             print(f"{cfg.run_dir}: all {step} steps are done; nothing to train")
+        return
+    patience = trainer.recipe.patience()
+    if checkpoint is not None and early_stop.was_over(checkpoint, patience):
+        if trainer.is_world_process_zero():
+            print(f"{cfg.run_dir}: stopped early at step {step}; recipe.patience above {patience} goes on")
         return
     first_for_all(trainer.args, trainer.rehearse_save)
     with explained(cfg.run_dir, trainer.args.world_size):

@@ -24,3 +24,14 @@ def snapshot(name: str, options: LoadOptions) -> Path:
     except (OSError, ValueError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(f"checkpoint: {name!r} cannot be had from the hub ({first})") from error
+
+
+def cached_folder(name: str) -> Path | None:
+    """Return the directory in which the cache keeps `name`, without asking the hub; None where it does not."""
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        found = try_to_load_from_cache(name, "config.json")
+    except ValueError:
+        return None
+    return Path(found).parent if isinstance(found, str) else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,9 @@ import torch
 from torch import nn
 
 from ssd_infer.checkpoint.adapters import add_adapter, adds_prompts, inner_model
+from ssd_infer.checkpoint.draft_base import check_base, find_base
+from ssd_infer.checkpoint.draft_files import carry, read_spec
+from ssd_infer.checkpoint.draft_spec import is_draft_alone
 from ssd_infer.checkpoint.kinds import KINDS, Kind, kind_at, kind_of, register_classes
 from ssd_infer.checkpoint.options import ROW_MASKED, LoadOptions, option_problems, revision_problems
 from ssd_infer.checkpoint.placement import read_device, read_dtype
@@ -104,6 +107,8 @@ def load_with(
         problems += revision_problems(options)
     if problems:
         raise ConfigError(problems)
+    if is_draft_alone(Path(where)):
+        return _with_draft(Path(where), options, dtype, device, trust_remote_code=trust_remote_code)
     _check_directory(where, options.gguf_file)
     kind = "causal" if options.gguf_file else _kind(where, options.hub())
     _check_kind(kind, options)
@@ -123,6 +128,19 @@ def load_with(
     processor = beside if KINDS[kind].auto_processor == "AutoProcessor" else None
     tokenizer = beside if processor is None else getattr(processor, "tokenizer", None)
     return Loaded(model.eval(), tokenizer, where, kind, processor, notes)
+
+
+def _with_draft(
+    folder: Path, options: LoadOptions, dtype: Any, device: Any, *, trust_remote_code: bool
+) -> Loaded:
+    """Load the model that the draft module in `folder` was trained beside, and let it draft with that."""
+    spec = read_spec(folder)
+    base = find_base(folder, spec)
+    loaded = load_with(base, options, dtype, device, trust_remote_code=trust_remote_code)
+    if not (spec.base.files and Path(base).is_dir()):
+        check_base(folder, spec, loaded.model)
+    carry(loaded.model, folder)
+    return replace(loaded, path=str(folder), notes=(*loaded.notes, f"the model itself is {base}"))
 
 
 def _wrapped(model: nn.Module, options: LoadOptions, dtype: Any, device: Any) -> Loaded:

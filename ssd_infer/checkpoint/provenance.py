@@ -16,6 +16,7 @@ import torch
 import transformers
 
 from ssd_infer.checkpoint.content import is_added
+from ssd_infer.checkpoint.draft_spec import FACTS, WEIGHTS
 from ssd_infer.checkpoint.machine import cpu_name, device_name
 from ssd_infer.checkpoint.manifest import read_record, sha256
 from ssd_infer.checkpoint.options import LoadOptions
@@ -26,12 +27,16 @@ _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 
 
 def weights_sha256(checkpoint: str | Path) -> str:
-    """Hash the weight files: of one file its plain SHA-256, of several the hash of their names and hashes."""
+    """Hash the weight files: of one file its plain SHA-256, of several the hash of their names and hashes.
+
+    A draft module in a folder of its own counts by its own files, which name the weights of its model.
+    """
     folder = Path(checkpoint)
     kinds = (
         [path for path in sorted(folder.glob(pattern)) if not is_added(path.name)] for pattern in _WEIGHTS
     )
     files = next(filter(None, kinds), sorted(folder.glob("config.json")))
+    files = files or [path for path in (folder / FACTS, folder / WEIGHTS) if path.is_file()]
     digests = [(path.name, sha256(path)) for path in files]
     if len(digests) == 1:
         return digests[0][1]

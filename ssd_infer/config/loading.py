@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from ssd_infer.checkpoint.draft_spec import has_draft
 from ssd_infer.checkpoint.options import LoadOptions, is_hub_name, option_problems, revision_problems
 from ssd_infer.config.checks import Checks
 
@@ -68,7 +69,8 @@ def check_checkpoint(checkpoint: str, options: LoadOptions, near: str, checks: C
         checks.require((path / options.gguf_file).is_file(), "gguf_file", rule, options.gguf_file)
         return
     rule = "must be a directory with a config.json"
-    checks.require((path / "config.json").is_file(), "checkpoint", rule, checkpoint, near)
+    there = (path / "config.json").is_file() or has_draft(path)
+    checks.require(there, "checkpoint", rule, checkpoint, near)
 
 
 def check_loading(options: LoadOptions, device: str, expert_budget: float, checks: Checks) -> None:

@@ -80,11 +80,11 @@ def _without(target: Target, layer: nn.Module, attention: bool, mlp: bool) -> nn
         return None
     if not (attention or mlp):
         return layer
-    return _hollow(target, layer, ["attention"] if attention else ["mlp"])
+    return without_parts(target, layer, ["attention"] if attention else ["mlp"])
 
 
-def _hollow(target: Target, layer: nn.Module, parts: Iterable[str]) -> nn.Module:
-    """Return a shallow copy of `layer` whose `parts`, and what serves only them, do nothing."""
+def without_parts(target: Target, layer: nn.Module, parts: Iterable[str]) -> nn.Module:
+    """Return a shallow copy of `layer` whose `parts` ("attention", "mlp"), and what serves only them, do nothing."""
     view = copy.copy(layer)
     view._modules = dict(layer._modules)
     told = target.family.sublayers
@@ -127,7 +127,7 @@ def side_by_side(target: Target) -> str | None:
     whole = target.run(start, window, cache, 0, 1)
     step = start
     for left_out in ("mlp", "attention"):
-        step = target.run(step, window, cache, 0, 1, [_hollow(target, target.layers[0], [left_out])])
+        step = target.run(step, window, cache, 0, 1, [without_parts(target, target.layers[0], [left_out])])
     apart = float((whole - step).abs().max()) / (float((whole - start).abs().max()) + 1e-6)
     return "its layers run attention and MLP side by side" if apart > _ROUNDING else None
 
@@ -152,7 +152,7 @@ def unsupported_reason(target: Target) -> str | None:
     cache, window = target.new_cache(1, 1), Window(target.geometry(1), [0], 1)
     ids = torch.zeros((1, 1), dtype=torch.long, device=target.device)
     hidden = target.embed_at(ids, window, cache)
-    hollow = [_hollow(target, layer, ["attention", "mlp"]) for layer in target.layers]
+    hollow = [without_parts(target, layer, ["attention", "mlp"]) for layer in target.layers]
     try:
         left = target.run(hidden, window, cache, layers=hollow)
     except Exception as error:  # noqa: BLE001  what a layer asks of its sublayers is its own affair

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ssd_infer.atomic import write_text
+from ssd_infer.checkpoint.draft_spec import has_draft
 from ssd_infer.checkpoint.provenance import weights_sha256
 from ssd_infer.checkpoint.steps import checkpoint_folders, misnamed_folders
 from ssd_infer.config.evaluation import EvalSettings
@@ -37,7 +38,9 @@ def find_checkpoints(run: Path) -> list[Path]:
     directory = Path(run) / "checkpoints"
     for path, reason in misnamed_folders(directory).items():
         logger.warning("%s: %s; it is passed over", path, reason)
-    found = [path for path in checkpoint_folders(directory) if (path / "config.json").is_file()]
+    found = [
+        path for path in checkpoint_folders(directory) if (path / "config.json").is_file() or has_draft(path)
+    ]
     if not found:
         raise CheckpointError(
             f"run: {run} holds no checkpoints/step-N; give the run directory, for instance outputs/layerskip/default"

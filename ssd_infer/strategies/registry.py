@@ -26,6 +26,7 @@ ENTRY_POINTS = "ssd_infer.strategies"
 ROOMS = (
     "ngram",
     "early_exit",
+    "draft_module",
     "skip_layers",
     "reduced_experts",
     "sparse_attention",

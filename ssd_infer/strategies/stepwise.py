@@ -30,10 +30,14 @@ class Stepwise(Strategy):
         """Bind to `session`."""
         super().__init__(session, params)
         self.capture: tuple[int, ...] = ()
-        self.head: DraftHead = open_head(session, params, self.head_depth(session.target, params))
+        self.head: DraftHead = self.open_head(session, params)
         """What scores the states of `step`; follows the rows at the beginning of every round."""
         self.shape: Shape | None = None
         """The tree a round drafts; None drafts a chain."""
+
+    def open_head(self, session: Session, params: DraftParams) -> DraftHead:
+        """Return the head that `params` name, for what `step` returns."""
+        return open_head(session, params, self.head_depth(session.target, params))
 
     @classmethod
     def head_depth(cls, target: Target, params: DraftParams) -> int:

@@ -75,11 +75,15 @@ def mean_shares(chances: Tensor) -> list[float]:
 
 
 def accepted_tokens(chances: Tensor, shape: Shape, *, greedy: bool) -> float:
-    """Return the mean accepted tokens of a round with `shape`, along texts `(texts, n, R)`."""
-    children = _children(shape)
+    """Return the mean accepted tokens of a round with `shape`, along texts `(texts, n, R)`.
+
+    Chances `(D, texts, n, R)` are those of drafts one to D deep, and deeper ones as the last, of a draft that is the
+    worse the further it goes.
+    """
+    by_depth = chances.unsqueeze(0) if chances.dim() == 3 else chances
     if greedy:
-        return _accepted_greedily(chances, children)
-    return _expected(chances, shape)
+        return _accepted_greedily(by_depth, _children(shape))
+    return _expected(by_depth, shape)
 
 
 def _children(shape: Shape) -> dict[tuple[int, int], int]:
@@ -95,32 +99,32 @@ def _children(shape: Shape) -> dict[tuple[int, int], int]:
 def _accepted_greedily(chances: Tensor, children: dict[tuple[int, int], int]) -> float:
     """Follow the rounds of greedy decoding along every text."""
     right = torch.where(chances.amax(dim=-1) > 0, chances.argmax(dim=-1), -1).tolist()
-    rounds = accepted = 0
-    for text in right:
+    deepest, length, rounds, accepted = len(right) - 1, chances.shape[2], 0, 0
+    for text in range(chances.shape[1]):
         at = 0
-        while at < len(text):
-            node = children.get((0, text[at]))
+        while at < length:
+            depth, node = 0, children.get((0, right[0][text][at]))
             while node is not None:
-                at, accepted = at + 1, accepted + 1
-                node = children.get((node, text[at])) if at < len(text) else None
+                at, accepted, depth = at + 1, accepted + 1, min(depth + 1, deepest)
+                node = children.get((node, right[depth][text][at])) if at < length else None
             rounds, at = rounds + 1, at + 1
     return accepted / max(rounds, 1)
 
 
 def _expected(chances: Tensor, shape: Shape) -> float:
     """Return the mean, over all starts, of what the chances along each path add up to."""
-    total = 0.0
-    before = [chances.new_ones(chances.shape[:2])]
+    total, (deepest, texts, length, _) = 0.0, chances.shape
+    before = [chances.new_ones((texts, length))]
     for depth, level in enumerate(shape.levels[1:]):
-        width = chances.shape[1] - depth
+        width = length - depth
         if width <= 0:
             break
-        here = chances[:, depth:]
+        here = chances[min(depth, deepest - 1), :, depth:]
         before = [
             before[owner][:, :width] * here[..., rank]
             for owner, rank in zip(level.owners, level.ranks, strict=True)
         ]
-        total += float(sum(one.sum() for one in before)) / (chances.shape[0] * chances.shape[1])
+        total += float(sum(one.sum() for one in before)) / (texts * length)
     return total
 
 
@@ -169,7 +173,7 @@ def best_tree(
 
     `resume` and `beyond` are those of `round_seconds`.
     """
-    shares, found = mean_shares(chances), []
+    shares, found = mean_shares(chances if chances.dim() == 3 else chances[0]), []
     for nodes in budgets:
         for depth in depths:
             parents = best_parents(shares, nodes, depth)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hydra.core.config_store import ConfigStore
 
-from ssd_train.config import schema, schema_speech
+from ssd_train.config import schema, schema_own_text, schema_speech
 from ssd_train.recipes.registry import infos
 
 
@@ -18,6 +18,7 @@ def register() -> None:
     store.store(group="schema/data", name="stdlib_text", node=schema.StdlibTextConfig)
     store.store(group="schema/data", name="local", node=schema.LocalTextConfig)
     store.store(group="schema/data", name="hub", node=schema.HubTextConfig)
+    store.store(group="schema/data", name="self_generated", node=schema_own_text.SelfGeneratedConfig)
     store.store(group="schema/model", name="ctc_asr", node=schema_speech.SpeechModelConfig)
     store.store(group="schema/data", name="tts_speech", node=schema_speech.TTSSpeechConfig)
     store.store(group="schema/data", name="manifest", node=schema_speech.ManifestSpeechConfig)

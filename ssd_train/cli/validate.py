@@ -9,6 +9,7 @@ from ssd_infer.config.evaluation import DEVICES, LAST_SEED, check_options
 from ssd_infer.strategies.registry import draft_problem
 from ssd_train.config.engines import ENGINES, SHARDING, zero_stage
 from ssd_train.config.rules_inputs import check_data, check_model
+from ssd_train.config.rules_own_text import check_writer
 from ssd_train.config.rules_speech import check_fit
 from ssd_train.config.schema import Root, TrainConfig
 from ssd_train.recipes.registry import check_recipe, model_kind
@@ -29,6 +30,7 @@ def validate(cfg: Root, checks: Checks) -> None:
     check_options(cfg.eval, checks.under("eval"))
     check_model(cfg, checks.under("model"))
     check_data(cfg.data, checks.under("data"))
+    check_writer(cfg, checks.under("data"))
     check_recipe(cfg, checks.under("recipe"))
     check_fit(cfg, checks, speech=model_kind(cfg.recipe.kind) == "speech")
     narrow = cfg.train.save_dtype in ("bfloat16", "float16")

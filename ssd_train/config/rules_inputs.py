@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from ssd_infer.config.checks import Checks
+from ssd_train.config.rules_own_text import check_own_text
 from ssd_train.config.rules_speech import check_speech_data, check_speech_model
 from ssd_train.config.schema import (
     DataConfig,
@@ -19,6 +20,7 @@ from ssd_train.config.schema import (
     ScratchMoeConfig,
     StdlibTextConfig,
 )
+from ssd_train.config.schema_own_text import SelfGeneratedConfig
 from ssd_train.config.schema_speech import SpeechDataConfig, SpeechModelConfig
 
 FAMILIES = ("llama", "qwen3", "mistral", "olmo2")
@@ -40,6 +42,19 @@ def layer_count(model: ModelConfig) -> int | None:
         layers = config.get("num_hidden_layers") if isinstance(config, dict) else None
         return layers if isinstance(layers, int) else None
     return None
+
+
+def check_exits(exits: list[int] | None, layers: int | None, checks: Checks) -> None:
+    """Check that every exit E satisfies 1 <= E < L; with `layers` unknown only the lower end can be checked."""
+    if exits is None:
+        return
+    checks.require(len(exits) > 0, "exits", "must name at least one exit", exits, "null takes every layer")
+    checks.require(len(set(exits)) == len(exits), "exits", "must not repeat an exit", exits)
+    top = f" and below the model's {layers} layers" if layers else ""
+    for index, layer in enumerate(exits):
+        inside = layer >= 1 and (layers is None or layer < layers)
+        remedy = f"the last exit is {layers - 1}" if layers else ""
+        checks.require(inside, f"exits.{index}", f"must be at least 1{top}", layer, remedy)
 
 
 def check_model(cfg: Root, checks: Checks) -> None:
@@ -140,6 +155,8 @@ def check_data(data: DataConfig, checks: Checks) -> None:
     elif isinstance(data, LocalTextConfig):
         _check_files("path", data.path, checks)
         _check_files("validation_path", data.validation_path, checks)
+    elif isinstance(data, SelfGeneratedConfig):
+        check_own_text(data, checks)
     elif isinstance(data, SpeechDataConfig):
         check_speech_data(data, checks)
     elif isinstance(data, HubTextConfig):

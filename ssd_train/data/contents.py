@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from fnmatch import fnmatch
 from pathlib import Path
 
-from ssd_infer.checkpoint.content import folder_digest, is_added
-from ssd_train.config.schema import HFModelConfig, HubTextConfig, LocalTextConfig, Root, ScratchModelConfig
+from ssd_infer.checkpoint.content import files_digest, folder_digest, is_added, text_digest
+from ssd_train.config.schema import (
+    DataConfig,
+    HFModelConfig,
+    HubTextConfig,
+    LocalTextConfig,
+    Root,
+    ScratchModelConfig,
+    StdlibTextConfig,
+)
+from ssd_train.config.schema_own_text import SelfGeneratedConfig
 from ssd_train.config.schema_speech import HubSpeechConfig, SpeechDataConfig, SpeechModelConfig
 from ssd_train.data.hub import COMMIT, hub_content
 from ssd_train.data.local import local_contents
@@ -39,11 +49,34 @@ def _data_contents(cfg: Root) -> dict[str, str]:
         from ssd_train.data.speech.open_speech import open_speech
 
         return open_speech(data, cfg.seed).contents
+    if isinstance(data, SelfGeneratedConfig):
+        return _own_text_contents(data)
     if isinstance(data, LocalTextConfig):
         return local_contents(data)
     if isinstance(data, HubTextConfig):
         return {"data.name": hub_content(data.name, data.subset, data.revision)}
     return open_source(data).contents
+
+
+def corpus_of(data: SelfGeneratedConfig) -> StdlibTextConfig | LocalTextConfig:
+    """Return the data option of the corpus that own text is mixed with."""
+    shared = {item.name: getattr(data, item.name) for item in fields(DataConfig) if item.name != "kind"}
+    if data.corpus == "stdlib":
+        return StdlibTextConfig(**shared)
+    return LocalTextConfig(path=data.corpus, text_field=data.text_field, **shared)
+
+
+def _own_text_contents(data: SelfGeneratedConfig) -> dict[str, str]:
+    """Return hashes of the files of prompts, and of the corpus."""
+    corpus = corpus_of(data)
+    held = open_source(corpus).contents if isinstance(corpus, StdlibTextConfig) else local_contents(corpus)
+    files = [
+        Path(name.removeprefix("file:")).expanduser() for name in data.prompts if name.startswith("file:")
+    ]
+    return {
+        "data.corpus": text_digest(sorted(held.values())),
+        "data.prompts": files_digest(files, "data.prompts"),
+    }
 
 
 def _model_contents(cfg: Root) -> dict[str, str]:

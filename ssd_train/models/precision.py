@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ssd_infer.jsonio import from_json, to_json
 from ssd_train.config.schema import HFModelConfig, Root
+from ssd_train.losses.processor import multiplies_bfloat16
 from ssd_train.models import build as models
 
 FILE = "training_weights.safetensors"
@@ -46,6 +47,14 @@ def base_dtype(source: HFModelConfig) -> str | None:
         return stated
     files = sorted(Path(source.name).expanduser().glob("*.safetensors"))
     return next((name for file in files for name in _kept(file)), None)
+
+
+def frozen_dtype(device: str, asked: str = "auto") -> str:
+    """Return the precision in which a model computes that nobody trains: by the processor's own word, if `auto`."""
+    if asked != "auto":
+        return asked
+    fast = torch.cuda.is_bf16_supported() if device.startswith("cuda") else multiplies_bfloat16()
+    return "bfloat16" if fast else "float32"
 
 
 def describe(cfg: Root) -> str:

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from ssd_train import data
 from ssd_train.config.schema import Root
+from ssd_train.config.schema_own_text import SelfGeneratedConfig
+from ssd_train.data.own_text.build import build_own_text
 from ssd_train.models import build as models
 
 Ratio = tuple[Tensor, Tensor]
@@ -87,7 +89,11 @@ class Recipe(ABC):
 
     def build_data(self, cfg: Root, run_dir: Path) -> TrainingData:
         """Return what the run trains on; every rank calls it."""
-        return data.build(cfg, run_dir)
+        return (
+            build_own_text(cfg, run_dir)
+            if isinstance(cfg.data, SelfGeneratedConfig)
+            else data.build(cfg, run_dir)
+        )
 
     def build_model(self, cfg: Root, data: TrainingData) -> nn.Module:
         """Return the model, in training precision, its random weights drawn from the run's seed alone."""
@@ -113,12 +119,31 @@ class Recipe(ABC):
     def evaluate(self, model: nn.Module, inputs: Batch, context: StepContext) -> dict[str, Ratio]:
         """Measure one validation batch; must include `loss`."""
 
+    def patience(self) -> int:
+        """Return after how many validations without a longer accept length training ends; 0 for never."""
+        return 0
+
     def ema_decay(self) -> float:
         """Return the decay of the weight average a checkpoint holds; 0 keeps none."""
         return 0.0
 
     def after_backward(self) -> None:
         """Undo what `step` left in place for the backward pass; called after it, or not at all."""
+
+    def validated(self, metrics: dict[str, float], prefix: str) -> dict[str, float]:
+        """Return what a validation found, on every rank the same; a recipe may judge it and add to it."""
+        return metrics
+
+    def save(self, model: nn.Module, state: Mapping[str, Tensor], directory: Path) -> bool:
+        """Write a checkpoint's weights in files of the recipe's own; False leaves that to the trainer.
+
+        `state` has whole tensors by the names of `model`, which may itself hold shards.
+        """
+        return False
+
+    def load(self, model: nn.Module, directory: Path) -> bool:
+        """Take the weights that training goes on from out of such files; False leaves that to the trainer."""
+        return False
 
     def metadata(self) -> dict[str, Any]:
         """Return what a checkpoint should say about how it was made."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ENTRY_POINTS = "ssd_train.recipes"
 """Group of entry points whose values are `RecipeInfo` objects, one a name."""
-ROOMS = ("layerskip", "moe", "plain", "diffusion", "asr_ctc")
+ROOMS = ("layerskip", "moe", "plain", "diffusion", "asr_ctc", "frozen_target")
 """Packages beside this file; each describes itself as `INFO`, without importing torch."""
 
 

@@ -20,7 +20,7 @@ _FREE = (
     *("train.save_steps", "train.logging_steps", "train.eval_steps", "train.eval_batches", "train.keep_last"),
     *("train.max_minutes", "train.num_workers", "train.activation_checkpointing", "train.save_dtype"),
     *("data.revision", "model.revision"),  # what they name is compared: see `check_same_contents`
-    *("recipe.chunk_tokens", "recipe.early_exit.chunk_tokens"),
+    *("recipe.chunk_tokens", "recipe.early_exit.chunk_tokens", "recipe.patience"),
 )
 """Prefixes of keys that may differ: where things go, what is measured, and how memory is spent."""
 _EXTENDABLE = "train.max_steps"

@@ -119,6 +119,8 @@ class ProgressCallback(TrainerCallback):
             parts.append("exits " + " ".join(f"{layer}:{exits[layer]:.2f}" for layer in shown))
         if "eval_loss" in self.latest:
             parts.append(f"held out {self.latest['eval_loss']:.3f}")
+        if "eval_tau_sim" in self.latest:
+            parts.append(f"accept length {self.latest['eval_tau_sim']:.2f}")
         if self._seconds_per_step:
             parts.append(f"{self.tokens_per_step / self._seconds_per_step:,.0f} tokens/s")
             parts.append(f"{_clock((max_steps - step) * self._seconds_per_step)} left")

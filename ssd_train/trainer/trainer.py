@@ -212,6 +212,7 @@ class SSDTrainer(EngineTrainer):
                 sums.add(ratios if counts else _nothing(ratios))
         self.reshard()
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in sums.drain(self._reduce).items()}
+        metrics = self.recipe.validated(metrics, f"{metric_key_prefix}_")
         self._evaluated = (self.state.global_step, metrics)
         self.log(dict(metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
@@ -285,9 +286,10 @@ class SSDTrainer(EngineTrainer):
         """Write what a checkpoint holds besides its large tensors, in whose place there is nothing."""
         require_space(directory, self._checkpoint_bytes())
         model: Any = self.model
-        model.save_pretrained(str(directory), state_dict={})
-        if self.processing_class is not None:
-            self.processing_class.save_pretrained(str(directory))
+        if not self.recipe.save(model, model.state_dict(), directory):
+            model.save_pretrained(str(directory), state_dict={})
+            if self.processing_class is not None:
+                self.processing_class.save_pretrained(str(directory))
         torch.save({}, directory / "optimizer.pt")
         self._write_texts(directory)
 
@@ -306,7 +308,9 @@ class SSDTrainer(EngineTrainer):
         (directory / RECORD).write_text(to_json(record, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
-        """Write weights as the base does, in the precision the run saves in."""
+        """Write weights as the base does, in the precision the run saves in, or as the recipe has them written."""
+        if self._saved_by_recipe(output_dir, state_dict):
+            return
         if self.extras.dtype == "float32" or not self.args.should_save:
             super()._save(output_dir, state_dict)
             return
@@ -315,6 +319,19 @@ class SSDTrainer(EngineTrainer):
         super()._save(output_dir, precision.narrowed(self.model, whole, dtype))
         assert output_dir is not None
         precision.note_dtype(Path(output_dir), self.extras.dtype)
+
+    def _saved_by_recipe(self, output_dir: str | None, state_dict: dict[str, Tensor] | None) -> bool:
+        """Let the recipe write the weights, on the process that writes; tell whether it has files of its own."""
+        if not self.args.should_save or output_dir is None:
+            return False
+        whole = self.model.state_dict() if state_dict is None else state_dict
+        return self.recipe.save(self.model, whole, Path(output_dir))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        """Load a checkpoint's weights, from files of the recipe's own where it has such."""
+        sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
+        if sharded or not self.recipe.load(self.model, Path(resume_from_checkpoint)):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _keeps_training_weights(self) -> bool:
         """Tell whether a checkpoint needs float32 weights of its own: sharding engines keep theirs, an average too."""
@@ -426,14 +443,14 @@ def _nothing(ratios: Mapping[str, Ratio]) -> dict[str, Ratio]:
 
 
 def _summary(metrics: Mapping[str, float]) -> dict[str, Any]:
-    """Return what a checkpoint's record says of a validation."""
+    """Return what a checkpoint's record says of a validation; its loss is the target's own."""
     agreement = {
         name.removeprefix("eval_exit_").removesuffix("_agreement"): value
         for name, value in metrics.items()
         if name.endswith("_agreement")
     }
     return {
-        "validation_loss": metrics.get("eval_loss"),
+        "validation_loss": metrics.get("eval_target_loss", metrics.get("eval_loss")),
         "tau_sim": metrics.get("eval_tau_sim"),
         "exit_agreement": agreement,
     }

@@ -19,6 +19,7 @@ from ssd_infer.strategies.sparse_attention import sparse_costs
 from ssd_infer.tuning.costs import Costs
 from ssd_infer.tuning.sublayer_costs import SublayerCosts, remember_costs
 from tests.conftest import build_model
+from tests.fuzz.draft_modules import put_modules
 from tests.fuzz.parameters import Scope
 from tests.transformers_rules import processors
 
@@ -202,6 +203,7 @@ def built(spec: Spec) -> Built:
         folder, model = _offloaded(model, dtype)
     target = Target.of(model)
     _price(target)
+    put_modules(target.model, spec.variant)
     routed = moe_layers(target.layers)
     scope = Scope(layers, min((layer.top_k for layer in routed), default=1))
     return Built(spec, model, target, scope, folder=folder)

@@ -43,6 +43,15 @@ CAUSAL: dict[str, dict[str, Any]] = {
     "sparse_attention": {"selector": "quest", "ratio": 0.3, "min_budget": 4, "gamma": 4},
     "swift": {"gamma": 5, "share": 0.9, "fruitless": 0.9, "worth": 1.0},
 }
+MODULES: dict[str, dict[str, Any]] = {
+    "exit_module": {"gamma": 3, "confidence": 0.0},
+    "exit_module+ngram": {"gamma": 3, "confidence": 0.0, "tree": 6},
+    "heads": {"gamma": 3, "confidence": 0.0, "tree": 6},
+    "heads+ngram": {"gamma": 3, "confidence": 0.0, "tree": 6},
+    "mtp": {"gamma": 3, "confidence": 0.0},
+    "mtp+ngram": {"gamma": 3, "confidence": 0.0, "tree": 1},
+}
+"""Drafts that need a module beside the model: here one that nobody has trained."""
 EXPERTS: dict[str, dict[str, Any]] = {
     "reduced_experts": {"k_draft": 1, "gamma": 3},
     "reduced_experts+adaptive": {"k_draft": 1, "gamma": 3, "mode": "adaptive", "tau_accept": 0.5},
@@ -65,6 +74,8 @@ RECIPES = {
     "moe": f"model=tiny_moe {SHAPE} model.num_kv_heads=1 {TEXT}",
     "diffusion": f"{SHAPE} model.num_kv_heads=1 recipe.block_size=4 {TEXT}",
     "asr_ctc": SOUND,
+    "frozen_target": f"model.name={(OLD / 'text/layerskip/run/checkpoints/step-3').as_posix()} recipe.exits=[1] "
+    f"recipe.rows=0 recipe.target_dtype=float32 {TEXT}",
 }
 STEPS = 4
 
@@ -133,6 +144,9 @@ def tokens() -> dict[str, Any]:
     model, rows = _llama(), _prompts(97)
     for name, params in {"plain": {}, **CAUSAL}.items():
         found[name] = _generated(model, rows, None if name == "plain" else name, params)
+    _put_modules(model)
+    for name, params in MODULES.items():
+        found[name] = _generated(model, rows, name, params)
     model = _experts()
     for name, params in {"plain": {}, **EXPERTS}.items():
         label = "plain of experts" if name == "plain" else name
@@ -286,6 +300,20 @@ def _llama() -> Any:
         tie_word_embeddings=False,
     )
     return _sharpened(LlamaForCausalLM(config))
+
+
+def _put_modules(model: Any) -> None:
+    """Put a module of every form beside `model`, each as it begins."""
+    from ssd_infer.checkpoint.draft_spec import DraftSpec
+    from ssd_infer.models.draft_modules.build import build
+    from ssd_infer.models.draft_modules.files import put_beside
+
+    for given in (
+        {"form": "exit", "module": "layer", "exit_layer": 2},
+        {"form": "mtp", "module": "attention", "rollout": 1},
+        {"form": "heads", "module": "rank", "rank": 4, "heads": 3},
+    ):
+        put_beside(model, build(DraftSpec(**given), model))
 
 
 def _experts() -> Any:

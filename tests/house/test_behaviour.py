@@ -41,7 +41,7 @@ def now(part: str, folder: Path) -> dict[str, Any]:
 def test_every_strategy_is_recorded() -> None:
     from ssd_infer.strategies import registry as drafts
 
-    assert set(drafts.registry()) == {*RECORD.CAUSAL, *RECORD.EXPERTS}
+    assert set(drafts.registry()) == {*RECORD.CAUSAL, *RECORD.MODULES, *RECORD.EXPERTS}
     recipes = {path.stem for path in (RECORD.ROOT / "conf" / "recipe").glob("*.yaml")}
     assert recipes == set(RECORD.RECIPES)
 
@@ -53,7 +53,7 @@ def test_tokens_of_every_strategy(tmp_path: Path) -> None:
     assert set(found) == set(before)
     changed = {name: (before[name], found[name]) for name in before if found[name] != before[name]}
     assert not changed
-    for name in RECORD.CAUSAL:
+    for name in (*RECORD.CAUSAL, *RECORD.MODULES):
         assert found[name]["greedy"]["sha256"] == found["plain"]["greedy"]["sha256"], name
     assert found["reduced_experts"]["greedy"]["sha256"] == found["plain of experts"]["greedy"]["sha256"]
     for drafter in RECORD.DIFFUSION:

@@ -43,6 +43,7 @@ TRAIN = (
     ("package", ("",)),
 )
 ROOMS = (
+    "draft_module",
     "early_exit",
     "skip_layers",
     "sparse_attention",
@@ -72,7 +73,12 @@ LAZY = {
     "datasets": {"ssd_train.data.hub", "ssd_train.data.speech.hub"},
     "huggingface_hub": {"ssd_infer.checkpoint.hub"},
     "pyarrow": {"ssd_infer.corpus.questions", "ssd_train.data.local"},
-    "safetensors": {"ssd_infer.checkpoint.load", "ssd_infer.offload.files", "ssd_infer.tuning.saved_head"},
+    "safetensors": {
+        "ssd_infer.checkpoint.draft_files",
+        "ssd_infer.checkpoint.load",
+        "ssd_infer.offload.files",
+        "ssd_infer.tuning.saved_head",
+    },
     "wandb": {"ssd_infer.report.wandb", "ssd_train.runs.tracking"},
     # The command line's, which Python callers do without.
     "hydra": {"ssd_infer.transcribe"},

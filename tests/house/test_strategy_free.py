@@ -11,6 +11,8 @@ from ssd_infer.strategies.registry import infos
 
 ROOT = Path(__file__).resolve().parents[2] / "ssd_infer"
 FREE = ("engine", "tuning", "evaluation", "report")
+WORDS = ("heads",)
+"""Names that are words of the field as well, looked for in quotes alone."""
 
 
 def strategy_names() -> set[str]:
@@ -20,8 +22,11 @@ def strategy_names() -> set[str]:
 
 def named(text: str, names: set[str]) -> list[str]:
     """Return the lines of a file that hold one of `names` as a word, whatever its case."""
-    words = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
-    pattern = re.compile(rf"(?<![A-Za-z0-9_])({words})(?![A-Za-z0-9_])", re.IGNORECASE)
+    words = sorted((re.escape(name) for name in names - set(WORDS)), key=len, reverse=True)
+    quoted = [rf"(?<=[\"']){re.escape(name)}(?=[\"':])" for name in names & set(WORDS)]
+    pattern = re.compile(
+        "|".join([rf"(?<![A-Za-z0-9_])({'|'.join(words)})(?![A-Za-z0-9_])", *quoted]), re.IGNORECASE
+    )
     return [line.strip() for line in text.splitlines() if pattern.search(line)]
 
 
@@ -41,5 +46,8 @@ def test_a_name_would_be_found() -> None:
     names = strategy_names()
     for line in ("# like SWIFT", 'if draft == "early_exit":', "x = row['skip_set:t1']", "import ngram.ngram"):
         assert named(line, names) == [line]
+    for line in ('if draft == "heads":', "row['heads:t1']", 'draft="heads+ngram"'):
+        assert named(line, names) == [line]
+    assert named("heads = config.num_heads  # of heads", names) == []
     for line in ("swiftly = 1", "ngrams = 2", "early exits", "my_early_exit_layer"):
         assert named(line, names) == []

@@ -10,7 +10,7 @@ With `tree` above 1 the exit is not asked about copies at all: they become branc
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -24,10 +24,11 @@ from ssd_infer.engine.target import Target
 from ssd_infer.errors import Problem
 from ssd_infer.strategies.base import DraftParams, at_least
 from ssd_infer.strategies.early_exit import EARLY_EXIT_NGRAM
-from ssd_infer.strategies.early_exit.copies_beside import CopiesBeside
 from ssd_infer.strategies.early_exit.early_exit import EarlyExit
 from ssd_infer.strategies.early_exit.exit_params import EarlyExitParams
+from ssd_infer.strategies.ngram.copies_beside import CopiesBeside
 from ssd_infer.strategies.ngram.ngram import NgramIndex, pack
+from ssd_infer.strategies.ngram.reliability import Reliability
 from ssd_infer.tuning.tree_costs import most_nodes
 
 
@@ -52,29 +53,6 @@ class EarlyExitNgramParams(EarlyExitParams):
                 )
             )
         return found
-
-
-@dataclass(slots=True)
-class Reliability:
-    """Running mean of tokens won by one way of drafting; starts at `prior`, as if seen twice."""
-
-    prior: float
-    total: float = field(init=False)
-    weight: float = 2.0
-
-    def __post_init__(self) -> None:
-        """Start from the prior."""
-        self.total = self.prior * self.weight
-
-    @property
-    def mean(self) -> float:
-        """Tokens won per round, recent rounds weighing more."""
-        return self.total / self.weight
-
-    def learn(self, won: float) -> None:
-        """Record one round; older rounds fade by a tenth."""
-        self.total = 0.9 * self.total + won
-        self.weight = 0.9 * self.weight + 1.0
 
 
 class EarlyExitNgram(EarlyExit):

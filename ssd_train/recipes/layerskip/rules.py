@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ssd_infer.config.checks import Checks
-from ssd_train.config.rules_inputs import layer_count
+from ssd_train.config.rules_inputs import check_exits, layer_count
 from ssd_train.config.schema import Root
 from ssd_train.recipes.layerskip.settings import EarlyExitConfig, LayerDropoutConfig, LayerSkipConfig
 
@@ -42,16 +42,3 @@ def _check_early_exit(loss: EarlyExitConfig, checks: Checks) -> None:
     used = loss.curriculum == "none" or any(getattr(loss, key) > 0 for key in factors)
     rule = "must be above 0, or distill_weight or agreement_weight must be"
     checks.require(used, "ce_weight", rule, loss.ce_weight, "curriculum=none switches the exits off")
-
-
-def check_exits(exits: list[int] | None, layers: int | None, checks: Checks) -> None:
-    """Check that every exit E satisfies 1 <= E < L; with `layers` unknown only the lower end can be checked."""
-    if exits is None:
-        return
-    checks.require(len(exits) > 0, "exits", "must name at least one exit", exits, "null takes every layer")
-    checks.require(len(set(exits)) == len(exits), "exits", "must not repeat an exit", exits)
-    top = f" and below the model's {layers} layers" if layers else ""
-    for index, layer in enumerate(exits):
-        inside = layer >= 1 and (layers is None or layer < layers)
-        remedy = f"the last exit is {layers - 1}" if layers else ""
-        checks.require(inside, f"exits.{index}", f"must be at least 1{top}", layer, remedy)

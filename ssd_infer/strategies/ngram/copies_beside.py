@@ -1,10 +1,10 @@
-"""Copies as branches beside the tree that an exit has drafted."""
+"""Copies as branches beside the tree that another draft has grown."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,28 +12,40 @@ from torch import Tensor
 from ssd_infer.engine.session import Proposal
 from ssd_infer.engine.tree import ABSENT, Tree, TreeDraft
 from ssd_infer.engine.tree_shape import Shape
-from ssd_infer.strategies.grown_trees import GrownTree
+from ssd_infer.strategies.grown_trees import GrownTree, LevelDraft
 from ssd_infer.strategies.ngram.copy_tree import CopyTree
 from ssd_infer.strategies.ngram.copy_trees import CopyTrees, padded
 from ssd_infer.tuning.tree_shapes import shape_of
 
-if TYPE_CHECKING:
-    from ssd_infer.strategies.early_exit.early_exit import EarlyExit
-    from ssd_infer.strategies.early_exit.early_exit_ngram import EarlyExitNgramParams
+
+class TreeGrower(LevelDraft, Protocol):
+    """A draft that grows trees."""
+
+    shape: Shape | None
+    gamma: int
+
+
+class Copying(Protocol):
+    """How copies are looked for, and what shapes the tree beside them."""
+
+    copy: int
+    min_ngram: int
+    max_ngram: int
+    shares: list[float] | None
 
 
 class CopiesBeside:
-    """Draft an exit's tree with copies as branches of it, of as many nodes together as the exit's own would have."""
+    """Draft a tree with copies as branches of it, of as many nodes together as the draft's own would have."""
 
-    def __init__(self, exit_draft: EarlyExit, copying: EarlyExitNgramParams) -> None:
+    def __init__(self, draft: TreeGrower, copying: Copying) -> None:
         """Leave the copies half of the nodes at most, and `copying.copy`."""
-        shape = exit_draft.shape
+        shape = draft.shape
         assert shape is not None
-        self._exit, self._copy, nodes = exit_draft, copying.copy, shape.tree.nodes
-        session = exit_draft.session
+        self._draft, self._copy, nodes = draft, copying.copy, shape.tree.nodes
+        session = draft.session
         self._trees = CopyTrees(session, copying.min_ngram, copying.max_ngram, nodes)
         self._room = min(copying.copy, nodes // 2)
-        rest = shape_of(session.target, nodes - self._room, copying.shares, exit_draft.gamma)
+        rest = shape_of(session.target, nodes - self._room, copying.shares, draft.gamma)
         self._rest = rest or Shape([0], session.target.device)
         self._grown: list[CopyTree] = []
         self._joined: list[Joined] | None = None
@@ -54,8 +66,8 @@ class CopiesBeside:
         return self._trees.propose(min(self._copy, limit))
 
     def propose(self, limit: int) -> Proposal:
-        """Let the exit draft a smaller tree, add the copies, and run the first E layers on what was added."""
-        draft, session, target = self._exit, self._exit.session, self._exit.session.target
+        """Grow a smaller tree, add the copies, and run the layers that verification leaves out on what was added."""
+        draft, session, target = self._draft, self._draft.session, self._draft.session.target
         draft.head.follow(session.rows)
         proposal = GrownTree(draft, self._rest.until(min(draft.gamma, limit))).propose()
         assert proposal.tree is not None
@@ -67,10 +79,10 @@ class CopiesBeside:
         self._joined = [join(*one, copy) for one, copy in zip(drafted, self._grown, strict=True)]
         first, joined = proposal.width + 1, add(proposal, self._joined)
         if joined is proposal or joined.tree is None or proposal.hidden is None:
-            return proposal
+            return joined
         window = session.tree_window(joined.tree.tree, first, joined.width + 1 - first)
         hidden = target.embed_at(joined.tokens[:, first - 1 :], window, session.cache)
-        hidden = target.run(hidden, window, session.cache, 0, draft.exit_layer)
+        hidden = target.run(hidden, window, session.cache, 0, draft.resume_layer)
         return replace(joined, hidden=torch.cat([proposal.hidden, hidden], dim=1))
 
     def learn(self, paths: Sequence[Sequence[int]]) -> None:

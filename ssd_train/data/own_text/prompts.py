@@ -1,0 +1,125 @@
+"""What the target is asked to go on with; equal settings give equal prompts."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from ssd_infer.corpus.categories import CATEGORIES, read_category
+from ssd_infer.corpus.chat import encode_messages, written_by
+from ssd_infer.corpus.marks import own_marks
+from ssd_infer.corpus.prompt_files import Written, read_prompts
+from ssd_infer.corpus.stdlib import documents
+from ssd_infer.corpus.tokens import tokenize
+from ssd_infer.errors import DataError
+
+_SHORTEST = 16
+"""Tokens of the shortest piece of a document that is continued."""
+_MARK = "QUESTION-STANDS-HERE"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One batch of prompts."""
+
+    prompts: list[list[int]]
+    greedy: bool
+    invents: tuple[list[int], ...] | None = None
+    """Of prompts the model is to finish itself: what stands behind them before it answers."""
+
+
+def orders(
+    name: str, tokenizer: PreTrainedTokenizerBase, most: int, count: int, seed: int, turn: int
+) -> Order:
+    """Return batch `turn` of `count` prompts of kind `name`, at most `most` tokens each.
+
+    Even turns are sampled, odd ones greedy; prompts that are all used up are asked again, sampled only, since greedy
+    answers would be the same. Raises DataError for a file that holds none.
+    """
+    greedy, place = turn % 2 == 1, turn // 2
+    if name == "invented":
+        begin, behind = invitation(tokenizer)
+        return Order([begin[-most:]] * count, greedy, (behind,))
+    if name == "stdlib":
+        return Order(_cuts(tokenizer, most, count, f"{seed}/{turn}"), greedy)
+    found = _listed(name, tokenizer, most)
+    first = place * count
+    again = first >= len(found)
+    chosen = [
+        found[(first + at) % len(found)] for at in range(min(count, len(found)) if not again else count)
+    ]
+    return Order(chosen, greedy and not again)
+
+
+def invitation(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+    """Return what a user's turn begins with, and what stands between its end and the answer.
+
+    A tokenizer without a chat template begins a text, which then has no end and no answer.
+    """
+    if written_by(tokenizer) == "plain text":
+        begin = own_marks(tokenizer)[0]
+        return begin or [_end(tokenizer)], []
+    whole = tokenizer.apply_chat_template(
+        [{"role": "user", "content": _MARK}], add_generation_prompt=True, tokenize=False
+    )
+    before, found, behind = str(whole).partition(_MARK)
+    if not found:
+        raise DataError(
+            "data.prompts: the chat template does not hold what the user says, so that the model cannot invent it; "
+            "use data.prompts=[stdlib], or file:PATH"
+        )
+
+    def encoded(text: str) -> list[int]:
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    return encoded(before), encoded(behind)
+
+
+def _end(tokenizer: PreTrainedTokenizerBase) -> int:
+    assert tokenizer.eos_token_id is not None
+    return int(tokenizer.eos_token_id)
+
+
+def _cuts(tokenizer: Any, most: int, count: int, seed: str) -> list[list[int]]:
+    """Return beginnings of random length of pieces of documents, prose and code, that training may see."""
+    draw = random.Random(seed)
+    pool = [*documents("train", "prose"), *documents("train", "code")]
+    found: list[list[int]] = []
+    while len(found) < count:
+        text = draw.choice(pool).text
+        start = text.rfind("\n", 0, draw.randrange(len(text))) + 1
+        ids = tokenize(tokenizer, text[start : start + 8 * most])[: draw.randint(min(_SHORTEST, most), most)]
+        if len(ids) >= min(_SHORTEST, most):
+            found.append(ids)
+    return found
+
+
+def _listed(name: str, tokenizer: Any, most: int) -> list[list[int]]:
+    """Return all prompts of a file, or the embedded ones that no report measures."""
+    if name == "categories":
+        held = [messages for kind in CATEGORIES for messages in read_category(kind).calibration]
+        return [encode_messages(tokenizer, messages, name)[-most:] for messages in held]
+    found = []
+    for entry in _entries(name):
+        ids = (
+            entry if isinstance(entry, list) else tokenize(tokenizer, entry, parse=isinstance(entry, Written))
+        )
+        found.append(ids[-most:])
+    found = [ids for ids in found if ids]
+    if not found:
+        raise DataError(
+            f"data.prompts: {name} holds no prompt with a token of this tokenizer; give text or ids"
+        )
+    return found
+
+
+@cache
+def _entries(name: str) -> tuple[Any, ...]:
+    try:
+        return tuple(read_prompts(name))
+    except DataError as error:
+        raise DataError(f"data.prompts: {str(error).removeprefix('tasks: ')}") from error

@@ -1,0 +1,157 @@
+"""Whole runs beside a frozen target: files, resuming, stopping early, several processes, refusals."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from ssd_infer.errors import ConfigError
+from ssd_infer.models.draft_modules.files import load_draft
+from ssd_train import run
+from ssd_train.config.schema import EngineConfig, Root
+from ssd_train.trainer.early_stop import best_of, is_over
+from tests.train.frozen_support import frozen_root
+from tests.train.ranks import Fault, assert_close, curve, error_file, train_ranks
+from tests.train.support import with_train
+
+needs_deepspeed = pytest.mark.skipif(
+    importlib.util.find_spec("deepspeed") is None, reason="needs the extra deepspeed"
+)
+ENGINES = ["ddp", "fsdp2", *(pytest.param(f"deepspeed_zero{n}", marks=needs_deepspeed) for n in (1, 2, 3))]
+TRAINING = "ssd_draft_training.safetensors"
+
+
+def digest(cfg: Root) -> dict[str, str]:
+    """Return the SHA-256 of every file of the base model."""
+    folder = Path(cfg.model.name)  # type: ignore[attr-defined]
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return an uninterrupted run of eight steps."""
+    return run.train(frozen_root(tmp_path_factory.mktemp("whole")))
+
+
+@pytest.mark.parametrize("form", ["exit", "mtp", "heads"])
+def test_a_run_learns_and_leaves_its_base_as_it_was(tmp_path: Path, form: str) -> None:
+    cfg = frozen_root(tmp_path, recipe={"form": form}, max_steps=24, save_steps=24, eval_steps=6)
+    before = digest(cfg)
+    run_dir = run.train(cfg)
+    assert digest(cfg) == before
+    names = {path.name for path in (run_dir / "checkpoints" / "step-24").iterdir()}
+    assert {"ssd_draft.safetensors", "ssd_draft.json", TRAINING, "optimizer.pt", "ssd.json"} <= names
+    assert not {name for name in names if name.startswith(("model", "config.json", "tokenizer"))}
+    evaluated = [line for line in curve(run_dir) if "eval_loss" in line]
+    # Heads know nothing of the tokens between, which is most of what this target goes by.
+    share = 0.98 if form == "heads" else 0.9
+    assert evaluated[-1]["eval_loss"] < share * evaluated[0]["eval_loss"]
+    # The target is what it was, so that its own loss on the same text does not move.
+    assert len({round(line["eval_target_loss"], 6) for line in evaluated}) == 1
+    assert {"eval_tau_sim", "loss"} <= set().union(*curve(run_dir))
+
+
+def test_a_checkpoint_holds_the_exit_that_was_judged_best(whole: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(whole.parents[2] / "base")
+    folder = whole / "checkpoints" / "step-8"
+    module = load_draft(folder, model)
+    last = curve(whole)[-1]
+    kept = max((1, 2), key=lambda layer: last[f"eval_exit_{layer}_speedup"])
+    assert module.spec.exit_layer == kept
+    trained = load_file(folder / TRAINING)
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, trained[f"drafts.exit_{kept}.{name}"]), name
+    assert json.loads((folder / "ssd.json").read_text())["tau_sim"] == last[f"eval_exit_{kept}_tau"]
+
+
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(whole: Path, tmp_path: Path) -> None:
+    cfg = frozen_root(tmp_path)
+    assert train_ranks(cfg, world=1, fault=Fault(signal.SIGKILL, step=4)) == [-signal.SIGKILL]
+    assert [path.name for path in (cfg.run_dir / "checkpoints").iterdir()] == ["step-3"]
+    run.train(cfg)
+    assert curve(cfg.run_dir) == curve(whole)
+    ours, theirs = (load_file(where / "checkpoints" / "step-8" / TRAINING) for where in (cfg.run_dir, whole))
+    assert all(torch.equal(ours[name], value) for name, value in theirs.items())
+
+
+def test_another_base_is_refused_on_resume(tmp_path: Path) -> None:
+    cfg = frozen_root(tmp_path, max_steps=3)
+    run.train(cfg)
+    file = Path(cfg.model.name) / "model.safetensors"  # type: ignore[attr-defined]
+    weights = load_file(file)
+    save_file({name: value + 1e-3 for name, value in weights.items()}, file, metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"model\.name: holds other content"):
+        run.train(with_train(cfg, max_steps=6))
+
+
+def test_accumulation_is_exact(whole: Path, tmp_path: Path) -> None:
+    run.train(frozen_root(tmp_path, batch_size=2, grad_accum=2, eval_batches=4))
+    assert_close(curve(tmp_path / "outputs" / "frozen_target" / "default"), curve(whole), 1e-4)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("form", ["exit", "mtp"])
+def test_two_processes_learn_what_one_learns_also_across_a_stop(
+    tmp_path: Path, engine: str, form: str
+) -> None:
+    settings = {"max_steps": 5, "save_steps": 4, "eval_steps": 0, "logging_steps": 2}
+    one = frozen_root(tmp_path / "one", recipe={"form": form}, batch_size=4, eval_batches=2, **settings)
+    alone = run.train(one)
+    two = frozen_root(tmp_path / "two", recipe={"form": form}, batch_size=2, eval_batches=2, **settings)
+    cfg = replace(two, engine=EngineConfig(name=engine))
+    assert train_ranks(cfg, fault=Fault(signal.SIGTERM, step=2, rank=1)) == [0, 0], error_file(
+        cfg, 0
+    ).read_text()
+    assert train_ranks(cfg) == [0, 0], error_file(cfg, 0).read_text()
+    ours, theirs = ([line for line in curve(one) if "loss" in line] for one in (cfg.run_dir, alone))
+    assert_close(ours, theirs, 1e-3)
+    name = "ssd_draft.safetensors"
+    found, expected = (load_file(one / "checkpoints" / "step-5" / name) for one in (cfg.run_dir, alone))
+    assert set(found) == set(expected)
+    for key, value in found.items():
+        torch.testing.assert_close(value, expected[key], rtol=2e-3, atol=3e-4)
+
+
+def history(*lengths: float) -> list[dict[str, float]]:
+    return [{"step": 2 * place, "eval_tau_sim": length} for place, length in enumerate(lengths, start=1)]
+
+
+def test_patience_counts_validations_after_the_best_one() -> None:
+    rising, flat = history(1.0, 1.2, 1.4), history(1.0, 1.4, 1.4, 1.3)
+    assert not is_over(rising, 1)
+    assert is_over(flat, 2)
+    assert not is_over(flat, 3)
+    assert not is_over(flat, 0)
+    assert not is_over([], 1)
+    assert best_of(flat) == (4, 1.4)
+
+
+def test_a_run_stops_early_saved_and_stays_stopped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ssd_train.recipes.frozen_target.recipe import FrozenTargetRecipe
+
+    judge = FrozenTargetRecipe.validated
+
+    def never_longer(self: FrozenTargetRecipe, metrics: dict[str, float], prefix: str) -> dict[str, float]:
+        return {**judge(self, metrics, prefix), f"{prefix}tau_sim": 1.5}
+
+    monkeypatch.setattr(FrozenTargetRecipe, "validated", never_longer)
+    cfg = frozen_root(tmp_path, recipe={"patience": 2}, max_steps=20, save_steps=20, eval_steps=2)
+    run.train(cfg)
+    assert [path.name for path in (cfg.run_dir / "checkpoints").iterdir()] == ["step-6"]
+    capsys.readouterr()
+    run.train(cfg)
+    assert "stopped early at step 6" in capsys.readouterr().out
+    run.train(replace(cfg, recipe=replace(cfg.recipe, patience=3)))
+    assert (cfg.run_dir / "checkpoints" / "step-8").exists()
