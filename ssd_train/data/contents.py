@@ -8,6 +8,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from ssd_infer.checkpoint.content import files_digest, folder_digest, is_added, text_digest
+from ssd_infer.errors import DataError
 from ssd_train.config.schema import (
     DataConfig,
     HFModelConfig,
@@ -69,7 +70,10 @@ def corpus_of(data: SelfGeneratedConfig) -> StdlibTextConfig | LocalTextConfig:
 def _own_text_contents(data: SelfGeneratedConfig) -> dict[str, str]:
     """Return hashes of the files of prompts, and of the corpus."""
     corpus = corpus_of(data)
-    held = open_source(corpus).contents if isinstance(corpus, StdlibTextConfig) else local_contents(corpus)
+    try:
+        held = open_source(corpus).contents
+    except DataError as error:  # it is read as data=local reads it, and called what the user called it
+        raise DataError(str(error).replace("data.path:", "data.corpus:")) from error
     files = [
         Path(name.removeprefix("file:")).expanduser() for name in data.prompts if name.startswith("file:")
     ]

@@ -21,6 +21,7 @@ from ssd_infer.engine.request import read_stop
 from ssd_infer.engine.sampling import Sampler, SamplingParams
 from ssd_infer.engine.stopping import StopRule
 from ssd_infer.engine.target import Target
+from ssd_infer.errors import DataError
 from ssd_infer.jsonio import from_json, to_json
 from ssd_train.config.schema_own_text import SelfGeneratedConfig
 from ssd_train.data.own_text.prompts import Order, orders
@@ -54,9 +55,15 @@ class Pieces:
             return None
 
     def write(self, number: int, documents: Sequence[Document]) -> None:
-        """Keep a piece, whole or not at all."""
+        """Keep a piece, whole or not at all; raises DataError where it cannot be written."""
         lines = [to_json({"prompt": prompt, "text": text}) for prompt, text in documents]
-        write_text(self.folder / f"piece-{number:05d}.jsonl", "\n".join(lines) + "\n")
+        try:
+            write_text(self.folder / f"piece-{number:05d}.jsonl", "\n".join(lines) + "\n")
+        except OSError as error:
+            raise DataError(
+                f"data.cache_dir: own text cannot be kept (got {str(self.folder)!r}: {error.strerror or error}); "
+                "free space or set data.cache_dir to another disk"
+            ) from error
 
 
 class Writer:

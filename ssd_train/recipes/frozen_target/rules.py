@@ -34,10 +34,10 @@ def check_frozen_target(cfg: Root, checks: Checks) -> None:
     else:
         rule, remedy = "belongs to recipe.form=exit", "remove it"
         checks.require(recipe.exits is None, "exits", rule, recipe.exits, remedy)
-    _check_surroundings(cfg, recipe, checks)
+    _check_beside(cfg, recipe, checks)
 
 
-def _check_surroundings(cfg: Root, recipe: FrozenTargetConfig, checks: Checks) -> None:
+def _check_beside(cfg: Root, recipe: FrozenTargetConfig, checks: Checks) -> None:
     """Check what stands under other keys: the target, and how the module is trained and saved."""
     root = Checks("", checks.problems)
     rule = "must be hf: this recipe trains beside a model that exists"

@@ -138,16 +138,17 @@ def test_layers_beyond_reach_of_the_network_are_left_to_the_run(compose):
     ("recipe", "model"),
     [
         *itertools.product(
-            [name for name in option_names("recipe") if name != "asr_ctc"], ["deep_narrow", "tiny"]
+            [name for name in option_names("recipe") if name not in ("asr_ctc", "frozen_target")],
+            ["deep_narrow", "tiny"],
         ),
         ("asr_ctc", "ctc_asr"),
+        ("frozen_target", "hf"),
     ],
 )
 @pytest.mark.parametrize("tracking", option_names("tracking"))
 def test_every_shipped_choice_is_valid(compose, recipe, model, tracking):
-    cfg = settings_of(
-        compose(f"+recipe={recipe}", f"model={model}", f"tracking={tracking}", "data.block_size=64")
-    )
+    named = ["model.name=some/model"] if model == "hf" else ["data.block_size=64"]
+    cfg = settings_of(compose(f"+recipe={recipe}", f"model={model}", f"tracking={tracking}", *named))
     assert cfg.recipe_name == recipe
     assert cfg.tracking.name == tracking
     assert cfg.run_dir == Path("outputs") / recipe / "default"

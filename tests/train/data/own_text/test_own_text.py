@@ -207,3 +207,16 @@ def test_a_damaged_piece_is_made_again(tmp_path: Path) -> None:
     assert found.read(1) is None
     (tmp_path / "piece-00000.jsonl").write_text('{"prompt": [1')
     assert found.read(0) is None
+
+
+def test_a_corpus_that_cannot_be_read_is_called_what_the_user_called_it(tmp_path: Path) -> None:
+    cfg = made(tmp_path, corpus=f"{tmp_path}/*.nothing")
+    assert problems(cfg) == {}
+    with pytest.raises(DataError, match=r"^data\.corpus: no such file"):
+        contents(cfg)
+
+
+def test_a_place_that_cannot_be_written_is_named_by_its_key(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"^data\.cache_dir: own text cannot be kept"):
+        Pieces(tmp_path / "file").write(0, [([1], [2])])
