@@ -19,6 +19,9 @@ from ssd_infer.checkpoint.draft_spec import FACTS, WEIGHTS, BaseIdentity, DraftS
 from ssd_infer.checkpoint.hub import cached_folder
 from ssd_infer.errors import CheckpointError, DataError, Problem
 
+_LONGEST_NAME = 96
+"""Characters of a name on the hub, at most."""
+
 
 def base_identity(model: nn.Module) -> BaseIdentity:
     """Return who `model` is: by the files it was loaded from, whatever its precision is now, or by its values."""
@@ -75,7 +78,8 @@ def _holds_model(place: Path) -> bool:
 
 
 def _is_hub_name(name: str) -> bool:
-    return bool(name) and not name.startswith(("/", ".", "~")) and name.count("/") <= 1
+    short = 0 < len(name) <= _LONGEST_NAME
+    return short and not name.startswith(("/", ".", "~")) and name.count("/") <= 1
 
 
 def check_files(folder: Path, spec: DraftSpec, model_folder: Path) -> None:

@@ -119,7 +119,10 @@ def spec_from(stored: Any) -> tuple[DraftSpec | None, list[Problem]]:
 
 
 _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "str": ("a text", lambda value: isinstance(value, str) and len(value) <= _LONGEST),
+    "str": (
+        "a text",
+        lambda value: isinstance(value, str) and value.isprintable() and len(value) <= _LONGEST,
+    ),
     "int": ("a whole number", lambda value: type(value) is int),
     "bool": ("true or false", lambda value: isinstance(value, bool)),
 }
@@ -161,5 +164,6 @@ def _needed(name: str, value: int, owner: str, *, wanted: bool) -> list[Problem]
 
 
 def _short(value: object) -> str:
-    """Show a value of unknown size in a few characters."""
-    return str(value) if len(str(value)) <= 80 else f"{str(value)[:77]}..."
+    """Show a value of unknown size in a few characters that can be printed."""
+    text = str(value) if str(value).isprintable() else ascii(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -146,6 +146,15 @@ def check(cfg: Root) -> PretrainedConfig:
     return config
 
 
+def position_problems(cfg: Root, config: PretrainedConfig) -> list[Problem]:
+    """Return a problem where a sample is longer than the model has positions."""
+    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if limit is None or cfg.data.block_size <= limit:
+        return []
+    rule = f"must not exceed the model's {limit} positions"
+    return [Problem("data.block_size", rule, cfg.data.block_size, f"try data.block_size={limit}")]
+
+
 def check_vocabulary(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, cfg: ModelConfig) -> None:
     """Raise `DataError` when `tokenizer` can produce an id the embedding has no row for."""
     rows = config.get_text_config().vocab_size

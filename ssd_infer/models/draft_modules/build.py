@@ -40,6 +40,11 @@ def _fitting(ids: Tensor | None, rows: int, vocabulary: int) -> bool:
     """Tell whether `ids` are as many as `rows` says, each within the vocabulary and above the one before."""
     if ids is None or rows == 0:
         return ids is None and rows == 0
+    return ascending(ids, rows, vocabulary)
+
+
+def ascending(ids: Tensor, rows: int, vocabulary: int) -> bool:
+    """Tell whether `ids` are `(rows,)` ids of the vocabulary, each above the one before."""
     if ids.dim() != 1 or len(ids) != rows or ids.is_floating_point():
         return False
     rising = bool((ids[1:] > ids[:-1]).all())

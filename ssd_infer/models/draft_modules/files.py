@@ -10,9 +10,9 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from ssd_infer.checkpoint.draft_base import check_base
-from ssd_infer.checkpoint.draft_files import draft_folder, read_spec, read_weights
+from ssd_infer.checkpoint.draft_files import draft_folder, read_spec, read_weights, refused
 from ssd_infer.checkpoint.draft_spec import WEIGHTS, DraftSpec, is_draft_alone
-from ssd_infer.errors import CheckpointError, SSDError
+from ssd_infer.errors import CheckpointError, Problem, SSDError
 from ssd_infer.models.draft_modules.build import build
 from ssd_infer.models.draft_modules.module import DraftModule
 
@@ -35,6 +35,8 @@ def load_draft(folder: str | Path, model: nn.Module) -> DraftModule:
 
 def _filled(folder: Path, spec: DraftSpec, model: nn.Module) -> DraftModule:
     stored = read_weights(folder)
+    if problems := _unlike(spec, stored):
+        raise refused(folder, problems)
     try:
         module = build(spec, model, stored.get("ids"))
     except SSDError as error:
@@ -47,6 +49,19 @@ def _filled(folder: Path, spec: DraftSpec, model: nn.Module) -> DraftModule:
         )
     module.load_state_dict(stored)
     return module.eval().requires_grad_(requires_grad=False)
+
+
+def _unlike(spec: DraftSpec, stored: dict[str, Tensor]) -> list[Problem]:
+    """Return the sizes of `spec` that no stored weight has: nothing is made of a size that was made up."""
+    sizes = {size for weight in stored.values() for size in weight.shape}
+    found = {key: getattr(spec, key) for key in ("rank", "mlp_width")}
+    wrong = {key: value for key, value in found.items() if value and value not in sizes}
+    if spec.heads > len(stored):
+        wrong["heads"] = spec.heads
+    return [
+        Problem(f"draft.{key}", f"must be that of {WEIGHTS}", value, "copy both files of one save")
+        for key, value in wrong.items()
+    ]
 
 
 def _misfits(wanted: dict[str, Tensor], stored: dict[str, Tensor]) -> str:

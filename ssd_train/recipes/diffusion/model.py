@@ -48,11 +48,8 @@ def check(cfg: Root, recipe: DiffusionConfig) -> None:
 
 def _check_positions(cfg: Root, config: PretrainedConfig) -> None:
     """Raise ConfigError where a sample is longer than the model."""
-    if cfg.data.block_size > config.max_position_embeddings:
-        limit = config.max_position_embeddings
-        rule = f"must not exceed the model's {limit} positions"
-        remedy = f"try data.block_size={limit}"
-        raise ConfigError([Problem("data.block_size", rule, cfg.data.block_size, remedy)])
+    if problems := models.position_problems(cfg, config):
+        raise ConfigError(problems)
 
 
 def _check_denoiser(config: MDMConfig, recipe: DiffusionConfig) -> None:

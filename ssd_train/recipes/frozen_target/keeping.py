@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ssd_infer.checkpoint.draft_files import read_spec, save_draft
 from ssd_infer.checkpoint.draft_spec import FACTS, has_draft
+from ssd_infer.errors import CheckpointError
 from ssd_train.recipes.frozen_target.trainee import Trainee, spec_name
 
 TRAINING = "ssd_draft_training.safetensors"
@@ -29,8 +30,22 @@ def write(trainee: Trainee, state: Mapping[str, Tensor], kept: str, directory: P
 
 @torch.no_grad()
 def read(trainee: Trainee, directory: Path) -> None:
-    """Give `trainee` the weights that training goes on from."""
-    trainee.load_state_dict(load_file(directory / TRAINING))
+    """Give `trainee` the weights that training goes on from.
+
+    Raises CheckpointError where they belong to other rows of the head than this run looks at.
+    """
+    stored, own = load_file(directory / TRAINING), trainee.state_dict()
+    others = [key for key in own if key.endswith(".ids") and not _same(own[key], stored.get(key))]
+    if others:
+        raise CheckpointError(
+            f"{directory}: its drafts look at other tokens than draft_rows.safetensors of this run says; "
+            "copy that file again, or start a run of another name"
+        )
+    trainee.load_state_dict(stored)
+
+
+def _same(own: Tensor, stored: Tensor | None) -> bool:
+    return stored is not None and torch.equal(own.cpu(), stored)
 
 
 def kept_in(directory: Path) -> str | None:

@@ -11,10 +11,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from ssd_infer.errors import ConfigError
 from ssd_infer.models.draft_modules.hearing import Heard
 from ssd_train.config.schema import HFModelConfig, Root
 from ssd_train.losses.draft_rows import draft_loss, draft_matches
 from ssd_train.losses.draft_teacher import Teacher, target_loss
+from ssd_train.models import build as models
 from ssd_train.models.precision import frozen_dtype
 from ssd_train.recipes.base import (
     Batch,
@@ -49,6 +51,11 @@ class FrozenTargetRecipe(Recipe):
         self.form = FORMS[config.form]
         self.kept: str | None = None
         """The module that a checkpoint is saved with: of several exits, the one judged best so far."""
+
+    def check(self, cfg: Root) -> None:
+        """Check that the target writes from left to right and has a position for every token of a block."""
+        if problems := models.position_problems(cfg, models.check(cfg)):
+            raise ConfigError(problems)
 
     def build_model(self, cfg: Root, data: TrainingData) -> nn.Module:
         """Load and freeze the target, choose rows, and build untrained modules from the run's seed alone."""

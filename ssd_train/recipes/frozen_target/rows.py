@@ -8,13 +8,15 @@ from typing import Any
 
 import torch
 from filelock import FileLock
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
 from ssd_infer.atomic import write_bytes
 from ssd_infer.checkpoint.always_ids import always_ids, ending_ids, within
 from ssd_infer.checkpoint.content import loaded_from
-from ssd_infer.errors import ConfigError, Problem
+from ssd_infer.errors import CheckpointError, ConfigError, Problem
+from ssd_infer.models.draft_modules.build import ascending
 from ssd_infer.tuning.head_ground import own_text
 from ssd_train.losses.draft_teacher import Teacher, mass
 from ssd_train.recipes.base import TrainingData, label_mask
@@ -24,6 +26,7 @@ from ssd_train.recipes.frozen_target.frozen import Frozen
 FILE = "draft_rows.safetensors"
 POSITIONS = 8192
 """Positions of own text whose distributions are added up, at most."""
+_ANEW = "the run's checkpoints look at the tokens it held: copy it again, or start a run of another name"
 _PROMPT, _PROMPTS, _BATCH = 64, 16, 8
 
 
@@ -40,7 +43,17 @@ def chosen_ids(frozen: Frozen, data: TrainingData, rows: int, run_dir: Path) -> 
     with FileLock(str(run_dir / ".rows.lock")):
         if not file.exists():
             write_bytes(file, save({"ids": _chosen(frozen, data, rows)}))
-    return load_file(file)["ids"]
+    return _kept(file, rows, frozen.target.vocab_size)
+
+
+def _kept(file: Path, rows: int, vocabulary: int) -> Tensor:
+    try:
+        ids = load_file(file)["ids"]
+    except (OSError, KeyError, SafetensorError) as error:
+        raise CheckpointError(f"{file}: is damaged ({error}); {_ANEW}") from error
+    if not ascending(ids, rows, vocabulary):
+        raise CheckpointError(f"{file}: holds no {rows} ascending ids below {vocabulary}; {_ANEW}")
+    return ids
 
 
 def _chosen(frozen: Frozen, data: TrainingData, rows: int) -> Tensor:

@@ -34,6 +34,9 @@ def check_frozen_target(cfg: Root, checks: Checks) -> None:
     else:
         rule, remedy = "belongs to recipe.form=exit", "remove it"
         checks.require(recipe.exits is None, "exits", rule, recipe.exits, remedy)
+        rule = "must be at least 3: the first draft is of the token after the next"
+        fits = cfg.data.block_size >= 3
+        Checks("", checks.problems).require(fits, "data.block_size", rule, cfg.data.block_size, "try 256")
     _check_beside(cfg, recipe, checks)
 
 

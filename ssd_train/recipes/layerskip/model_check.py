@@ -9,7 +9,7 @@ from transformers import PretrainedConfig
 
 from ssd_infer.errors import ConfigError, Problem, UnsupportedModelError
 from ssd_train.config.schema import Root
-from ssd_train.models.build import SKIPPABLE
+from ssd_train.models.build import SKIPPABLE, position_problems
 from ssd_train.recipes.layerskip.settings import LayerSkipConfig
 
 
@@ -23,10 +23,7 @@ def check_model(cfg: Root, config: PretrainedConfig) -> None:
         )
     recipe = cast("LayerSkipConfig", cfg.recipe)
     problems = list(_exit_problems(recipe.early_exit.exits, config.num_hidden_layers))
-    if cfg.data.block_size > config.max_position_embeddings:
-        limit = config.max_position_embeddings
-        rule = f"must not exceed the model's {limit} positions"
-        problems.append(Problem("data.block_size", rule, cfg.data.block_size, f"try data.block_size={limit}"))
+    problems += position_problems(cfg, config)
     if problems:
         raise ConfigError(problems)
 

@@ -187,6 +187,22 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "unknown": (_facts(lambda facts: facts.update(extra=1)), r"draft\.extra: is no field"),
     "other save": (_facts(lambda facts: facts.update(file="0")), r"draft\.file"),
     "name a bomb": (_facts(lambda facts: facts["base"].update(name="\0" * 5000)), r"draft\.base\.name"),
+    "name too long for a hub": (
+        _facts(lambda facts: facts["base"].update(name="a" * 3000, relative="")),
+        "is not there any more",
+    ),
+    "name without a letter": (
+        _facts(lambda facts: facts["base"].update(name="\ud800")),
+        r"draft\.base\.name",
+    ),
+    "rank made up": (
+        _facts(lambda facts: facts.update(module="rank", rank=(1 << 24) - 1)),
+        r"draft\.rank: must be that of",
+    ),
+    "width made up": (
+        _facts(lambda facts: facts.update(module="attention_mlp", mlp_width=(1 << 24) - 1)),
+        r"draft\.mlp_width: must be that of",
+    ),
     "cut weights": (lambda folder: (folder / WEIGHTS).write_bytes(b"x" * 40) and None, r"draft\.file"),
     "no weights": (lambda folder: (folder / WEIGHTS).unlink(), "cannot be read"),
     "ids fall": (_weights(lambda held: held.update(ids=held["ids"].flip(0).contiguous())), r"draft\.ids"),
@@ -208,6 +224,7 @@ def test_damaged_files_are_refused_in_one_sentence(saved: Path, damage: str) -> 
     with pytest.raises(CheckpointError, match=said) as raised:
         load_draft(saved / "draft", ssd_infer.load(saved / "draft").model)
     assert len(str(raised.value)) < 2000
+    assert str(raised.value).encode()
 
 
 def test_what_is_wrong_with_weights_is_said_by_the_draft_that_needs_them(saved: Path) -> None:

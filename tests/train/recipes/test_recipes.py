@@ -219,7 +219,7 @@ def test_unsuitable_models_and_exits_are_refused_with_the_reason() -> None:
 
 
 def test_registry_names_match_the_classes() -> None:
-    names = ["asr_ctc", "diffusion", "layerskip", "moe", "plain"]
+    names = ["asr_ctc", "diffusion", "frozen_target", "layerskip", "moe", "plain"]
     assert sorted(infos()) == names
     assert {name: get(name).name for name in names} == {name: name for name in names}
     assert build(LayerSkipConfig()).metadata()["settings"]["early_exit"]["period"] == 8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import pytest
 
 from ssd_infer.config.checks import Checks
+from ssd_infer.errors import ConfigError
 from ssd_infer.models.draft_modules.build import FORMS as BUILT
+from ssd_train import run
 from ssd_train.cli.validate import validate
 from ssd_train.config.schema import EngineConfig, Root, ScratchModelConfig
 from ssd_train.losses.restricted import _LOSSES
@@ -65,6 +68,27 @@ def test_what_stands_under_other_keys_is_checked_as_well(tmp_path: Path) -> None
     cut = replace(cfg, engine=EngineConfig(name="deepspeed_zero3"))
     assert problems(cut) == {}
     assert set(problems(replace(cut, recipe=replace(cfg.recipe, own_rows=True)))) == {"recipe.own_rows"}
+
+
+def test_a_block_has_room_for_a_draft_of_the_token_after_the_next(tmp_path: Path) -> None:
+    cfg = frozen_root(tmp_path, recipe={"form": "mtp"})
+    short = replace(cfg, data=replace(cfg.data, block_size=2))
+    assert "at least 3" in problems(short)["data.block_size"]
+    exits = frozen_root(tmp_path)
+    assert problems(replace(exits, data=replace(exits.data, block_size=2))) == {}
+
+
+def test_a_block_longer_than_the_models_positions_is_refused_before_weights_load(tmp_path: Path) -> None:
+    cfg = frozen_root(tmp_path)
+    config = Path(cfg.model.name) / "config.json"  # type: ignore[attr-defined]
+    stored = json.loads(config.read_text())
+    limit = cfg.data.block_size - 1
+    config.write_text(json.dumps(stored | {"max_position_embeddings": limit}))
+    with pytest.raises(
+        ConfigError, match=rf"data\.block_size: must not exceed the model's {limit} positions"
+    ):
+        run.train(cfg)
+    assert not (cfg.run_dir / "checkpoints").exists()
 
 
 def test_names_of_the_rules_are_those_of_what_is_built_and_computed() -> None:

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
-from ssd_infer.errors import ConfigError
+from ssd_infer.errors import CheckpointError, ConfigError
 from ssd_train.recipes.base import StepContext
-from ssd_train.recipes.frozen_target import rows
+from ssd_train.recipes.frozen_target import keeping, rows
 from ssd_train.recipes.frozen_target.forms import chain
 from ssd_train.recipes.frozen_target.frozen import Frozen
 from ssd_train.recipes.frozen_target.measures import judged, relative_cost
@@ -224,6 +225,31 @@ def test_rows_hold_what_every_draft_needs_and_are_chosen_once(tmp_path: Path) ->
     assert torch.equal(again, found)
     assert chosen_ids(frozen, Data(), 0, tmp_path / "other") is None  # type: ignore[arg-type]
     assert chosen_ids(frozen, Data(), 300, tmp_path / "other") is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("harm", ["cut", "fewer", "falling"])
+def test_damaged_rows_of_a_run_are_refused(tmp_path: Path, harm: str) -> None:
+    frozen = Frozen.load(base_model(tmp_path), "float32")
+    found = chosen_ids(frozen, Data(), 280, tmp_path / "run")  # type: ignore[arg-type]
+    assert found is not None
+    file = tmp_path / "run" / "draft_rows.safetensors"
+    if harm == "cut":
+        file.write_bytes(file.read_bytes()[:-9])
+    else:
+        save_file({"ids": found[:200] if harm == "fewer" else found.flip(0).contiguous()}, file)
+    with pytest.raises(
+        CheckpointError, match=r"draft_rows\.safetensors: (is damaged|holds no 280 ascending)"
+    ):
+        chosen_ids(frozen, Data(), 280, tmp_path / "run")  # type: ignore[arg-type]
+
+
+def test_rows_of_another_run_are_refused_on_resume(tmp_path: Path) -> None:
+    _, trainee = made(tmp_path)
+    keeping.write(trainee, trainee.state_dict(), trainee.names[0], tmp_path)
+    others = torch.arange(300 - len(IDS), 300)
+    _, other = made(tmp_path, ids=others)
+    with pytest.raises(CheckpointError, match="look at other tokens"):
+        keeping.read(other, tmp_path)
 
 
 def test_rows_are_those_the_target_expects_along_its_own_text(tmp_path: Path) -> None:
