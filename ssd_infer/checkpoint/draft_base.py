@@ -15,7 +15,7 @@ from torch import nn
 from ssd_infer.checkpoint.always_ids import tokenizer_digest
 from ssd_infer.checkpoint.content import files_digest, is_added, loaded_from, weights_digest
 from ssd_infer.checkpoint.draft_files import refused
-from ssd_infer.checkpoint.draft_spec import FACTS, WEIGHTS, BaseIdentity, DraftSpec
+from ssd_infer.checkpoint.draft_spec import FACTS, WEIGHTS, BaseIdentity, DraftSpec, shown
 from ssd_infer.checkpoint.hub import cached_folder
 from ssd_infer.errors import CheckpointError, DataError, Problem
 
@@ -53,9 +53,10 @@ def find_base(folder: Path, spec: DraftSpec) -> str:
         return str(place.resolve())
     if _is_hub_name(spec.base.name):
         return spec.base.name
+    name = shown(spec.base.name)
     raise refusal or CheckpointError(
-        f"checkpoint: {str(folder)!r} holds a draft module and not its model, {spec.base.name!r}, which is not "
-        f"there any more; put the model into {str(folder.parent / Path(spec.base.name).name)!r}, or the files "
+        f"checkpoint: {str(folder)!r} holds a draft module and not its model, {name!r}, which is not "
+        f"there any more; put the model into {str(folder.parent / Path(name).name)!r}, or the files "
         f"{FACTS} and {WEIGHTS} into the folder of the model"
     )
 

@@ -102,7 +102,7 @@ def spec_from(stored: Any) -> tuple[DraftSpec | None, list[Problem]]:
     if stored.get("version") != VERSION:
         rule = f"must be {VERSION}, the version this release reads"
         return None, [
-            Problem("draft.version", rule, _short(stored.get("version")), "use the release it was made by")
+            Problem("draft.version", rule, shown(stored.get("version")), "use the release it was made by")
         ]
     given = {key: value for key, value in stored.items() if key not in ("version", "file")}
     problems = _fields_of(DraftSpec, given, "draft")
@@ -110,7 +110,7 @@ def spec_from(stored: Any) -> tuple[DraftSpec | None, list[Problem]]:
     if isinstance(base, Mapping):
         problems += _fields_of(BaseIdentity, base, "draft.base")
     else:
-        problems.append(Problem("draft.base", "must be an object", _short(base), "train it again"))
+        problems.append(Problem("draft.base", "must be an object", shown(base), "train it again"))
     if problems or not isinstance(base, Mapping):
         return None, problems
     spec = DraftSpec(**{**given, "base": BaseIdentity(**base)})
@@ -132,7 +132,7 @@ def _fields_of(kind: type[Any], given: Mapping[str, Any], key: str) -> list[Prob
     """Return what is missing, unknown or of another type among `given` for the dataclass `kind`."""
     known = {one.name: str(one.type) for one in fields(kind)}
     found = [
-        Problem(f"{key}.{_short(name)}", "is no field of a draft module", _short(value), "leave it out")
+        Problem(f"{key}.{shown(name)}", "is no field of a draft module", shown(value), "leave it out")
         for name, value in given.items()
         if name not in known
     ]
@@ -142,7 +142,7 @@ def _fields_of(kind: type[Any], given: Mapping[str, Any], key: str) -> list[Prob
         said, fits = _KINDS[hint]
         if name not in given or not fits(given[name]):
             found.append(
-                Problem(f"{key}.{name}", f"must be {said}", _short(given.get(name)), "train it again")
+                Problem(f"{key}.{name}", f"must be {said}", shown(given.get(name)), "train it again")
             )
     return found
 
@@ -151,7 +151,7 @@ def _one_of(name: str, value: str, choices: tuple[str, ...]) -> list[Problem]:
     if value in choices:
         return []
     return [
-        Problem(f"draft.{name}", f"must be one of {', '.join(choices)}", _short(value), f"try {choices[0]}")
+        Problem(f"draft.{name}", f"must be one of {', '.join(choices)}", shown(value), f"try {choices[0]}")
     ]
 
 
@@ -163,7 +163,7 @@ def _needed(name: str, value: int, owner: str, *, wanted: bool) -> list[Problem]
     return [Problem(f"draft.{name}", rule, value, "try 1" if wanted else "leave it at 0")]
 
 
-def _short(value: object) -> str:
+def shown(value: object) -> str:
     """Show a value of unknown size in a few characters that can be printed."""
     text = str(value) if str(value).isprintable() else ascii(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -108,6 +108,8 @@ class ExpertDraft(Stepwise):
         """
         if law is not None:
             return super()._top(scored, law)
+        if scored.logits.shape[-1] == 1:  # a head of one token has no rival to lead
+            return scored.logits.new_ones(len(scored.logits), dtype=torch.float32)
         best = scored.logits.float().topk(2, dim=-1).values
         return -torch.expm1(best[:, 1] - best[:, 0])
 

@@ -307,6 +307,13 @@ def test_a_draft_is_as_sure_as_its_lead() -> None:
     assert drafter._top(Scored(logits), Law(q)).tolist() == pytest.approx([0.5, 0.8])
 
 
+def test_a_head_of_one_token_leads_no_rival_and_stays_exact(family: tuple[Any, list[list[int]]]) -> None:
+    model, expected = family
+    out = run(model, ROWS, k_draft=1, gamma=2, confidence=0.3, head="static", head_size=1)
+    assert out.sequences == expected
+    assert out.stats.total.drafted > 0
+
+
 def test_gamma_follows_what_was_accepted() -> None:
     model = build_moe()
     full = run(model, ROWS[:1], k_draft=TOP_K, gamma=8, follow=True, new=24)
