@@ -75,7 +75,7 @@ def train(cfg: Root) -> Path:
             recipe.prepare(model)
         if cfg.engine.name not in SHARDING:
             use_fast_products(model)
-        _announce(cfg, args, model, data.sample_tokens)
+        _announce(cfg, args, recipe, model, data.sample_tokens)
         tracker = stack.enter_context(tracking.start(cfg, run_dir))
         args.report_to = tracker.report_to
         trainer = SSDTrainer(
@@ -264,11 +264,13 @@ def _has_trained(run_dir: Path) -> bool:
     return (metrics.exists() and metrics.stat().st_size > 0) or any((run_dir / "checkpoints").glob("*"))
 
 
-def _announce(cfg: Root, args: TrainingArguments, model: nn.Module, sample_tokens: int) -> None:
+def _announce(
+    cfg: Root, args: TrainingArguments, recipe: Recipe, model: nn.Module, sample_tokens: int
+) -> None:
     """Print what the run will cost, on the first process."""
     if args.process_index == 0:
-        found = preflight.costs(cfg, args, model, sample_tokens)
-        print(preflight.summary(cfg, args, found), flush=True)
+        found = preflight.costs(cfg, args, model, sample_tokens, recipe.bytes_beside(model))
+        print(preflight.summary(cfg, args, found, recipe.describe_weights(cfg)), flush=True)
 
 
 def _check_enough(cfg: Root, args: TrainingArguments, data: TrainingData) -> None:

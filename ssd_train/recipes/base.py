@@ -16,6 +16,7 @@ from ssd_train.config.schema import Root
 from ssd_train.config.schema_own_text import SelfGeneratedConfig
 from ssd_train.data.own_text.build import build_own_text
 from ssd_train.models import build as models
+from ssd_train.models import precision
 
 Ratio = tuple[Tensor, Tensor]
 """(numerator, denominator); divided only after it was summed over micro-batches and ranks."""
@@ -120,8 +121,19 @@ class Recipe(ABC):
         """Measure one validation batch; must include `loss`."""
 
     def patience(self) -> int:
-        """Return after how many validations without a longer accept length training ends; 0 for never."""
+        """Return after how many validations without a higher predicted speedup training ends; 0 for never.
+
+        A recipe that has one says it with every validation, as `speedup`.
+        """
         return 0
+
+    def bytes_beside(self, model: nn.Module) -> int:
+        """Return the bytes that every process holds, whole, beside the parameters of `model`."""
+        return 0
+
+    def describe_weights(self, cfg: Root) -> str:
+        """Say in a few words in which precision weights are kept and written."""
+        return precision.describe(cfg)
 
     def ema_decay(self) -> float:
         """Return the decay of the weight average a checkpoint holds; 0 keeps none."""

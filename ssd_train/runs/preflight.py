@@ -10,7 +10,7 @@ from transformers import TrainingArguments
 from ssd_train.config.engines import zero_stage
 from ssd_train.config.schema import Root
 from ssd_train.distributed.elastic import step_samples
-from ssd_train.models.precision import describe, saved_dtype
+from ssd_train.models.precision import saved_dtype
 
 _MOMENTS = 2
 """Tensors of a parameter's size that AdamW keeps in float32; Muon keeps one, which this overstates."""
@@ -25,6 +25,8 @@ class Costs:
     weights: float
     gradients: float
     optimizer: float
+    beside: float
+    """What the recipe holds beside the model, whole on every process, such as a model it only reads."""
     host: float
     """Bytes in host memory because of `engine.cpu_offload`."""
     samples_per_step: int
@@ -35,8 +37,10 @@ class Costs:
     """Checkpoints on the disk at a time, at most."""
 
 
-def costs(cfg: Root, args: TrainingArguments, model: nn.Module, sample_tokens: int) -> Costs:
-    """Estimate the costs of training `model` (its parameters not yet sharded) as `cfg` says.
+def costs(
+    cfg: Root, args: TrainingArguments, model: nn.Module, sample_tokens: int, beside: float = 0.0
+) -> Costs:
+    """Estimate the costs of training `model` (its parameters not yet sharded) as `cfg` says, with bytes `beside` it.
 
     Memory as in ZeRO (Rajbhandari et al., 2020, section 3): 4 bytes a weight, 4 a gradient and 8 of AdamW in float32,
     and 2 more for the copy that a 16-bit engine computes with, each divided by the processes that share it.
@@ -58,6 +62,7 @@ def costs(cfg: Root, args: TrainingArguments, model: nn.Module, sample_tokens: i
         weights=0.0 if offloads_weights else weights,
         gradients=4 * trained / share["gradients"],
         optimizer=0.0 if cfg.engine.cpu_offload else optimizer,
+        beside=beside,
         host=host,
         samples_per_step=samples,
         tokens_per_step=samples * sample_tokens,
@@ -66,19 +71,20 @@ def costs(cfg: Root, args: TrainingArguments, model: nn.Module, sample_tokens: i
     )
 
 
-def summary(cfg: Root, args: TrainingArguments, found: Costs) -> str:
-    """Return `found` in a few lines."""
+def summary(cfg: Root, args: TrainingArguments, found: Costs, weights: str) -> str:
+    """Return `found` in a few lines; `weights` says in which precision they are kept and written."""
     train, world = cfg.train, args.world_size
     processes = f"{world} process{'es' if world > 1 else ''}"
-    total = found.weights + found.gradients + found.optimizer
+    total = found.weights + found.gradients + found.optimizer + found.beside
     host = f", and {_size(found.host)} of host memory" if found.host else ""
+    beside = f", frozen beside them {_size(found.beside)}" if found.beside else ""
     tokens = found.tokens_per_step * train.max_steps
     lines = [
         f"model       {found.parameters:,} parameters, {found.trained:,} trained",
         f"engine      {cfg.engine.name}, {processes}, {cfg.dtype}",
-        f"weights     {describe(cfg)}",
+        f"weights     {weights}",
         f"memory      about {_size(total)} a process{host}, activations not counted: weights {_size(found.weights)}, "
-        f"gradients {_size(found.gradients)}, optimizer {_size(found.optimizer)}",
+        f"gradients {_size(found.gradients)}, optimizer {_size(found.optimizer)}{beside}",
         f"step        {found.samples_per_step:,} samples, {found.tokens_per_step:,} tokens: batch "
         f"{args.per_device_train_batch_size} × accumulation {args.gradient_accumulation_steps} × {processes}",
         f"run         {train.max_steps:,} steps, {tokens:,} tokens",

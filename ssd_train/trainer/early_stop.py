@@ -1,4 +1,4 @@
-"""Stop when validation no longer finds longer drafts, by the history that checkpoints keep: a resumed run agrees."""
+"""Stop when validation no longer finds faster drafts, by the history that checkpoints keep: a resumed run agrees."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ssd_infer.jsonio import from_json
 
 logger = logging.getLogger(__name__)
 
-METRIC = "eval_tau_sim"
-"""Simulated accept length on held-out text."""
+METRIC = "eval_speedup"
+"""Predicted speedup on held-out text: unlike an accept length, it compares drafts of different costs."""
 
 
 class EarlyStop(TrainerCallback):
-    """End training, saved, after `patience` validations in a row without a longer accept length; 0 never does."""
+    """End training, saved, after `patience` validations in a row without a higher predicted speedup; 0 never does."""
 
     def __init__(self, patience: int) -> None:
         """Keep the patience."""
@@ -33,10 +33,10 @@ class EarlyStop(TrainerCallback):
             return
         control.should_save = control.should_training_stop = True
         if state.is_world_process_zero:
-            step, length = best_of(state.log_history)
+            step, speedup = best_of(state.log_history)
             logger.warning(
-                "stopped after step %d: no longer accept length than %.3f of step %d in %d validations",
-                *(state.global_step, length, step, self.patience),
+                "stopped after step %d: no higher predicted speedup than %.3f of step %d in %d validations",
+                *(state.global_step, speedup, step, self.patience),
             )
 
 
@@ -50,7 +50,7 @@ def is_over(history: Sequence[Mapping[str, Any]], patience: int) -> bool:
 
 
 def best_of(history: Sequence[Mapping[str, Any]]) -> tuple[int, float]:
-    """Return step and accept length of the best validation, the first of equal ones."""
+    """Return step and predicted speedup of the best validation, the first of equal ones."""
     found = _measured(history)
     step = max(found, key=lambda step: (found[step], -step))
     return step, found[step]

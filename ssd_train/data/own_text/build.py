@@ -11,7 +11,7 @@ from typing import Any
 from filelock import FileLock
 
 from ssd_infer.checkpoint.content import text_digest
-from ssd_infer.errors import DataError
+from ssd_infer.errors import DataError, Problem
 from ssd_train import data as text_data
 from ssd_train.config.schema import HFModelConfig, Root
 from ssd_train.config.schema_own_text import SelfGeneratedConfig
@@ -25,7 +25,7 @@ from ssd_train.models.precision import frozen_dtype
 
 logger = logging.getLogger(__name__)
 
-_FORMAT = 1
+_FORMAT = 2
 """Of the pieces: those of another format are not read."""
 _HELD = 0.05
 """Share of the documents held out."""
@@ -88,7 +88,7 @@ def _mixed(
     if not sides[1]:
         sides[1].append(sides[0].pop())
     if not sides[0]:
-        raise DataError("data.own_tokens: too little own text to hold some out; give a larger number")
+        raise _nothing_to_train_on(documents, settings)
     end = int(corpus.tokenizer.eos_token_id or 0)
     train, held = (OwnBlocks(side, settings.block_size, end) for side in sides)
     return OwnTextData(
@@ -98,6 +98,15 @@ def _mixed(
         corpus.tokenizer,
         sum(len(text) for _, text in sides[0]),
     )
+
+
+def _nothing_to_train_on(documents: list[Document], settings: SelfGeneratedConfig) -> DataError:
+    """Say why all documents are held out: there is one, or their few prompts all belong to that side."""
+    if len(documents) == 1:
+        return DataError("data.own_tokens: too little own text to hold some out; give a larger number")
+    count = len({tuple(prompt) for prompt, _ in documents})
+    rule = f"must give prompts to train on besides those held out, and all that were continued, {count}, are held out"
+    return DataError(str(Problem("data.prompts", rule, settings.prompts, "give more prompts")))
 
 
 def _name(cfg: Root, tokenizer: Any) -> str:

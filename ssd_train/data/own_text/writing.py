@@ -24,7 +24,7 @@ from ssd_infer.engine.target import Target
 from ssd_infer.errors import DataError
 from ssd_infer.jsonio import from_json, to_json
 from ssd_train.config.schema_own_text import SelfGeneratedConfig
-from ssd_train.data.own_text.prompts import Order, orders
+from ssd_train.data.own_text.prompts import QUESTION, Order, Prompts
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +32,6 @@ Document = tuple[list[int], list[int]]
 """Ids of a prompt and of what the target went on with."""
 _SECONDS = 10.0
 """Between two lines of progress."""
-_QUESTION = 64
-"""Most tokens of a question that the model invents."""
 
 
 @dataclass(slots=True)
@@ -70,15 +68,16 @@ class Writer:
     """A target that writes; loaded when the first missing piece is asked for."""
 
     def __init__(self, data: SelfGeneratedConfig, tokenizer: Any, seed: int, load: Any) -> None:
-        """Keep the settings; `load` returns the model."""
-        self.data, self.tokenizer, self.seed, self._load = data, tokenizer, seed, load
+        """Keep the settings; `load` returns the model. Raises DataError where invented questions have no room."""
+        self.data, self.seed, self._load = data, seed, load
+        self._prompts = Prompts(data, tokenizer, seed)
         self._found: tuple[Any, Target] | None = None  # a target does not keep its model alive
 
     def piece(self, number: int) -> list[Document]:
         """Return the documents of piece `number`."""
         names = self.data.prompts
         name, turn = names[number % len(names)], number // len(names)
-        order = orders(name, self.tokenizer, self.data.prompt_tokens, self.data.own_batch, self.seed, turn)
+        order = self._prompts.order(name, turn)
         prompts = order.prompts if order.invents is None else self._asked(order, number)
         texts = self._continued(prompts, self.data.own_length, number, greedy=order.greedy)
         return [(prompt, text) for prompt, text in zip(prompts, texts, strict=True) if text]
@@ -86,9 +85,9 @@ class Writer:
     def _asked(self, order: Order, number: int) -> list[list[int]]:
         """Let the model write what it will be asked, sampled whatever its answers are, and close the user's turn."""
         assert order.invents is not None
-        (behind,), room = order.invents, self.data.prompt_tokens - len(order.prompts[0])
-        most = max(1, min(_QUESTION, room - len(order.invents[0])))
-        said = self._continued(order.prompts, most, number + (1 << 20), greedy=False)
+        (behind,) = order.invents
+        room = self.data.prompt_tokens - len(order.prompts[0]) - len(behind)
+        said = self._continued(order.prompts, min(QUESTION, room), number + (1 << 20), greedy=False)
         ends = self._stop().eos if behind else frozenset[int]()
         asked = []
         for begin, text in zip(order.prompts, said, strict=True):

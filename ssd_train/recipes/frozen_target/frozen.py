@@ -48,6 +48,13 @@ class Frozen:
         head: Any = self.target.head
         return Head(head.weight, head.bias, self.target._leave)
 
+    @property
+    def bytes(self) -> int:
+        """Return the bytes of the weights, tied ones once, and of the buffers."""
+        return sum(
+            one.numel() * one.element_size() for one in (*self.model.parameters(), *self.model.buffers())
+        )
+
     @torch.no_grad()
     def hear(self, batch: Batch, depths: Sequence[int]) -> Heard:
         """Run the model once on `batch`; return its states after each of `depths` layers, un-normed, and arguments."""

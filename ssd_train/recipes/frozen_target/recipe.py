@@ -50,7 +50,8 @@ class FrozenTargetRecipe(Recipe):
         self.config = config
         self.form = FORMS[config.form]
         self.kept: str | None = None
-        """The module that a checkpoint is saved with: of several exits, the one judged best so far."""
+        """The module that a checkpoint is saved with: of several exits, the one predicted to be fastest by the last
+        validation."""
 
     def check(self, cfg: Root) -> None:
         """Check that the target writes from left to right and has a position for every token of a block."""
@@ -124,13 +125,22 @@ class FrozenTargetRecipe(Recipe):
         measured = [name for name in self.costs if f"{name}_speedup" in found]
         if measured:
             self.kept = max(measured, key=lambda name: found[f"{name}_speedup"])
-            found |= {"tau_sim": found[f"{self.kept}_tau"]}
+            found |= {"tau_sim": found[f"{self.kept}_tau"], "speedup": found[f"{self.kept}_speedup"]}
         kept = {name: value for name, value in plain.items() if "_tau_" not in name}
         return {f"{prefix}{name}": value for name, value in {**kept, **found}.items()}
 
     def patience(self) -> int:
         """Return the configured one."""
         return self.config.patience
+
+    def bytes_beside(self, model: nn.Module) -> int:
+        """Return the bytes of the frozen target."""
+        return cast(Trainee, model).target.bytes
+
+    def describe_weights(self, cfg: Root) -> str:
+        """Say how draft modules are kept, and how the target is."""
+        dtype = frozen_dtype(cfg.device, self.config.target_dtype)
+        return f"draft modules trained and saved in float32; the target frozen in {dtype}, not saved"
 
     def save(self, model: nn.Module, state: Mapping[str, Tensor], directory: Path) -> bool:
         """Write draft modules and nothing of the target."""

@@ -38,6 +38,6 @@ class FrozenTargetConfig(RecipeConfig):
     target_dtype: str = "auto"
     """Precision of the frozen forward: float32, bfloat16, or auto: bfloat16 where the processor multiplies it fast."""
     patience: int = 0
-    """Stop after so many validations in a row without a longer accept length; 0 never stops early."""
+    """Stop after so many validations in a row without a higher predicted speedup; 0 never stops early."""
     chunk_tokens: int = 256
     """Tokens whose logits exist at one time."""

@@ -11,13 +11,15 @@ import pytest
 import torch
 
 from ssd_infer.config.checks import Checks
+from ssd_infer.corpus.tokens import tokenize
 from ssd_infer.errors import DataError
 from ssd_train.cli.validate import validate
 from ssd_train.config.schema import Root, ScratchModelConfig
 from ssd_train.data.contents import contents
 from ssd_train.data.own_text import build as own
+from ssd_train.data.own_text import prompts
 from ssd_train.data.own_text.blocks import Mixture, OwnBlocks
-from ssd_train.data.own_text.prompts import invitation, orders
+from ssd_train.data.own_text.prompts import Prompts, invitation
 from ssd_train.data.own_text.writing import Pieces, Writer
 from tests.train.frozen_support import frozen_root, own_text
 from tests.train.support import Samples, llama_tokenizer
@@ -56,11 +58,15 @@ def test_own_text_is_what_the_model_would_have_written_and_is_labelled_alone(tmp
         assert sample["input_ids"][labelled].tolist() == [token for _, text in documents for token in text]
 
 
+def prompts_of(cfg: Root) -> tuple[Prompts, str]:
+    """Return the prompts of a run, and what the first kind of them is called."""
+    return Prompts(cfg.data, llama_tokenizer(), 0), cfg.data.prompts[0]  # type: ignore[arg-type,attr-defined]
+
+
 def test_sampled_and_greedy_batches_take_turns_and_a_file_is_asked_greedily_once(tmp_path: Path) -> None:
     cfg = made(tmp_path)
-    name = cfg.data.prompts[0]  # type: ignore[attr-defined]
-    tokenizer = llama_tokenizer()
-    found = [orders(name, tokenizer, 8, 4, 0, turn) for turn in range(8)]
+    asking, name = prompts_of(cfg)
+    found = [asking.order(name, turn) for turn in range(8)]
     assert [order.greedy for order in found] == [False, True, False, True, False, True, False, False]
     asked = [tuple(map(tuple, order.prompts)) for order in found]
     assert asked[0] == asked[1]
@@ -85,6 +91,71 @@ def test_the_model_invents_a_question_within_its_own_template(tmp_path: Path) ->
     tokenizer.chat_template = "{{ 'nothing' }}"
     with pytest.raises(DataError, match=r"data\.prompts: the chat template does not hold"):
         invitation(tokenizer)
+
+
+def test_no_prompt_is_asked_greedily_twice(tmp_path: Path) -> None:
+    cfg = made(tmp_path)
+    file = tmp_path / "prompts.txt"
+    file.write_text(file.read_text() + "\n\nalpha beta gamma 0")
+    asking, name = prompts_of(cfg)
+    found = [asking.order(name, turn) for turn in range(12)]
+    greedy = [tuple(prompt) for order in found if order.greedy for prompt in order.prompts]
+    assert len(greedy) == len(set(greedy)) == 9
+    assert {tuple(prompt) for prompt in found[6].prompts} <= set(greedy), "all used up, and asked again"
+
+
+def test_a_file_is_tokenised_once_for_all_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    def counting(tokenizer: Any, text: str, **more: Any) -> list[int]:
+        seen.append(text)
+        return tokenize(tokenizer, text, **more)
+
+    monkeypatch.setattr(prompts, "tokenize", counting)
+    cfg = made(tmp_path)
+    own.build_own_text(cfg, cfg.run_dir)
+    assert len(pieces(cfg)) > 2
+    assert len(seen) == 9
+
+
+@pytest.mark.parametrize("first", ["invented", "stdlib"])
+def test_a_template_longer_than_a_prompt_is_refused_before_a_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    tokenizer = llama_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    taken = sum(map(len, invitation(tokenizer)))
+    cfg = made(tmp_path, prompts=[first, "invented"], prompt_tokens=taken, block_size=90)
+    tokenizer.save_pretrained(cfg.model.name)  # type: ignore[attr-defined]
+    monkeypatch.setattr(own, "_model", lambda _: pytest.fail("a model was loaded"))
+    with pytest.raises(DataError, match=rf"^data\.prompt_tokens: .* \(got {taken}\); try a larger number"):
+        own.build_own_text(cfg, cfg.run_dir)
+
+
+@pytest.mark.parametrize("room", [1, 5])
+def test_an_invented_question_fits_with_all_of_the_template(tmp_path: Path, room: int) -> None:
+    tokenizer = llama_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    begin, behind = invitation(tokenizer)
+    most = len(begin) + len(behind) + room
+    cfg = made(tmp_path, prompts=["invented"], prompt_tokens=most, block_size=90)
+    writer = Writer(cfg.data, tokenizer, 0, lambda: own._model(cfg))  # type: ignore[arg-type]
+    for prompt, _ in writer.piece(0):
+        assert prompt[: len(begin)] == begin
+        assert prompt[-len(behind) :] == behind
+        assert len(prompt) <= most
+
+
+def test_prompts_that_are_all_held_out_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = made(tmp_path, own_batch=1)
+    (tmp_path / "prompts.txt").write_text("alpha beta gamma")
+    monkeypatch.setattr(own, "content_share", lambda _: 0.0)
+    with pytest.raises(DataError, match=r"^data\.prompts: .* \(got \['file:.*'\]\); give more prompts"):
+        own.build_own_text(cfg, cfg.run_dir)
+    few = made(tmp_path, own_batch=1, own_tokens=1)
+    (tmp_path / "prompts.txt").write_text("alpha beta gamma")
+    with pytest.raises(DataError, match=r"^data\.own_tokens: too little own text"):
+        own.build_own_text(replace(few, seed=1), few.run_dir)
 
 
 def test_text_that_was_cut_off_is_gone_on_with_and_is_the_same(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import re
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,8 @@ from ssd_infer.errors import ConfigError
 from ssd_infer.models.draft_modules.files import load_draft
 from ssd_train import run
 from ssd_train.config.schema import EngineConfig, Root
+from ssd_train.recipes.frozen_target.recipe import FrozenTargetRecipe
+from ssd_train.recipes.frozen_target.settings import FrozenTargetConfig
 from ssd_train.trainer.early_stop import best_of, is_over
 from tests.train.frozen_support import frozen_root
 from tests.train.ranks import Fault, assert_close, curve, error_file, train_ranks
@@ -122,8 +125,8 @@ def test_two_processes_learn_what_one_learns_also_across_a_stop(
         torch.testing.assert_close(value, expected[key], rtol=2e-3, atol=3e-4)
 
 
-def history(*lengths: float) -> list[dict[str, float]]:
-    return [{"step": 2 * place, "eval_tau_sim": length} for place, length in enumerate(lengths, start=1)]
+def history(*speedups: float) -> list[dict[str, float]]:
+    return [{"step": 2 * place, "eval_speedup": speedup} for place, speedup in enumerate(speedups, start=1)]
 
 
 def test_patience_counts_validations_after_the_best_one() -> None:
@@ -136,17 +139,53 @@ def test_patience_counts_validations_after_the_best_one() -> None:
     assert best_of(flat) == (4, 1.4)
 
 
+def test_a_choice_that_moves_to_a_shallower_exit_is_progress() -> None:
+    recipe = FrozenTargetRecipe(FrozenTargetConfig(exits=[1, 8], patience=1))
+    recipe.costs = {"exit_1": 0.1, "exit_8": 0.5}
+    # Of rounds of one draft: the shallow exit learns and overtakes the deep one, which costs more.
+    lengths = [(1.0, 1.9), (1.45, 1.9), (1.5, 1.9)]
+    found = []
+    for step, (shallow, deep) in enumerate(lengths, start=1):
+        given = {"eval_exit_1_tau_1": shallow, "eval_exit_8_tau_1": deep}
+        found.append({"step": step, **recipe.validated(given, "eval_")})
+    assert recipe.kept == "exit_1"
+    assert found[0]["eval_tau_sim"] > found[1]["eval_tau_sim"]
+    assert [line["eval_speedup"] for line in found] == pytest.approx([1.9 / 1.53, 1.45 / 1.13, 1.5 / 1.13])
+    assert not is_over(found[:2], 1)
+    assert not is_over(found, 1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_a_run_will_cost_counts_the_target_on_every_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], dtype: str
+) -> None:
+    cfg = frozen_root(tmp_path, recipe={"target_dtype": dtype}, max_steps=1, save_steps=1)
+    model = AutoModelForCausalLM.from_pretrained(cfg.model.name)  # type: ignore[attr-defined]
+    count = sum(weight.numel() for weight in model.parameters())
+    run.train(cfg)
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if "  " in line)
+    assert lines["weights"] == (
+        f"draft modules trained and saved in float32; the target frozen in {dtype}, not saved"
+    )
+    size = count * (4 if dtype == "float32" else 2) / 1024
+    found = re.search(r"frozen beside them ([\d.]+) KiB", lines["memory"])
+    assert found is not None
+    assert float(found[1]) == pytest.approx(size, abs=0.2)
+    total = re.match(r"about ([\d.]+) KiB a process", lines["memory"])
+    parts = re.findall(r"(?:weights|gradients|optimizer|them) ([\d.]+) KiB", lines["memory"])
+    assert total is not None
+    assert float(total[1]) == pytest.approx(sum(map(float, parts)), abs=0.3)
+
+
 def test_a_run_stops_early_saved_and_stays_stopped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ssd_train.recipes.frozen_target.recipe import FrozenTargetRecipe
-
     judge = FrozenTargetRecipe.validated
 
-    def never_longer(self: FrozenTargetRecipe, metrics: dict[str, float], prefix: str) -> dict[str, float]:
-        return {**judge(self, metrics, prefix), f"{prefix}tau_sim": 1.5}
+    def never_faster(self: FrozenTargetRecipe, metrics: dict[str, float], prefix: str) -> dict[str, float]:
+        return {**judge(self, metrics, prefix), f"{prefix}speedup": 1.5}
 
-    monkeypatch.setattr(FrozenTargetRecipe, "validated", never_longer)
+    monkeypatch.setattr(FrozenTargetRecipe, "validated", never_faster)
     cfg = frozen_root(tmp_path, recipe={"patience": 2}, max_steps=20, save_steps=20, eval_steps=2)
     run.train(cfg)
     assert [path.name for path in (cfg.run_dir / "checkpoints").iterdir()] == ["step-6"]
