@@ -67,7 +67,8 @@ whisper: $(VENV)/.installed-models
 # kept beside the environment, which stays without it. Without a C++ compiler these engines cannot run, and are not tested.
 test-deepspeed: $(VENV)/.installed-deepspeed
 	@if [ -d $(VENV)/deepspeed ]; then \
-	  $(DEEPSPEED_ENV) $(PYTEST) tests/train/distributed/test_engines.py tests/train/distributed/test_launchers.py -k "deepspeed or zero" $(ARGS); \
+	  $(DEEPSPEED_ENV) $(PYTEST) tests/train/distributed/test_engines.py tests/train/distributed/test_launchers.py \
+	    tests/train/recipes/frozen_target/test_frozen_runs.py -k "deepspeed or zero" $(ARGS); \
 	else echo "DeepSpeed was not tested: this machine has no C++ compiler." >&2; fi
 
 # The lower end of the supported range of transformers; the tested set is the upper end.

@@ -37,10 +37,10 @@ def check_frozen_target(cfg: Root, checks: Checks) -> None:
         rule = "must be at least 3: the first draft is of the token after the next"
         fits = cfg.data.block_size >= 3
         Checks("", checks.problems).require(fits, "data.block_size", rule, cfg.data.block_size, "try 256")
-    _check_beside(cfg, recipe, checks)
+    _check_beside(cfg, checks)
 
 
-def _check_beside(cfg: Root, recipe: FrozenTargetConfig, checks: Checks) -> None:
+def _check_beside(cfg: Root, checks: Checks) -> None:
     """Check what stands under other keys: the target, and how the module is trained and saved."""
     root = Checks("", checks.problems)
     rule = "must be hf: this recipe trains beside a model that exists"
@@ -53,6 +53,6 @@ def _check_beside(cfg: Root, recipe: FrozenTargetConfig, checks: Checks) -> None
     rule = "has no meaning here: the target's activations are not kept"
     recomputes = cfg.train.activation_checkpointing
     root.require(not recomputes, "train.activation_checkpointing", rule, recomputes, "leave it out")
-    rule = "are read whole beside the module's forward, and engine=deepspeed_zero3 cuts them"
-    cut = recipe.own_rows and cfg.engine.name == "deepspeed_zero3"
-    checks.require(not cut, "own_rows", rule, recipe.own_rows, "use engine=ddp, or own_rows=false")
+    rule = "cuts weights over processes, and a module of a few megabytes is used whole"
+    cut, remedy = cfg.engine.name == "deepspeed_zero3", "use engine=ddp, fsdp2 or deepspeed_zero2"
+    root.require(not cut, "engine.name", rule, cfg.engine.name, remedy)

@@ -29,7 +29,7 @@ from tests.train.support import with_train
 needs_deepspeed = pytest.mark.skipif(
     importlib.util.find_spec("deepspeed") is None, reason="needs the extra deepspeed"
 )
-ENGINES = ["ddp", "fsdp2", *(pytest.param(f"deepspeed_zero{n}", marks=needs_deepspeed) for n in (1, 2, 3))]
+ENGINES = ["ddp", "fsdp2", *(pytest.param(f"deepspeed_zero{n}", marks=needs_deepspeed) for n in (1, 2))]
 TRAINING = "ssd_draft_training.safetensors"
 
 
