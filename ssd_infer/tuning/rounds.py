@@ -45,6 +45,11 @@ def predict_rounds(
     `stops` are the `draft_limits` of `threshold`; acceptance is bits when `greedy`, probabilities otherwise.
     """
     accepted, drafted = (greedy_rounds if greedy else expected_rounds)(acceptance, stops, gamma)
+    return predicted(costs, gamma, threshold, accepted, drafted)
+
+
+def predicted(costs: RoundCosts, gamma: int, threshold: float, accepted: float, drafted: float) -> Prediction:
+    """Return what rounds give that accept and draft so many tokens each, in the mean."""
     alpha, tau = accepted / drafted if drafted else 0.0, 1 + accepted
     found = costs.c, costs.v(drafted), costs.speedup(tau, drafted)
     return Prediction(gamma, threshold, alpha, tau, drafted, *found)

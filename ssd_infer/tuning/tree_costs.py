@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 from ssd_infer.engine.target import Target
@@ -57,8 +58,7 @@ def cached_verify_curve(target: Target, context: int, do_sample: bool, batch: in
         return _curves.cached(
             target.model, key, lambda: measure_verify(target, context, do_sample, batch, TREE_WIDTHS)
         )
-    seconds = [step + costs.num_layers * layer for step, layer in zip(costs.step, costs.layer, strict=True)]
-    return Curve(costs.widths, tuple(seconds), steep=True)
+    return replace(costs.exit(0).verify, steep=True)
 
 
 def best_count(worth: Sequence[Sequence[float]], seconds: Curve) -> int:

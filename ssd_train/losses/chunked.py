@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from ssd_train.losses import products
 from ssd_train.losses.divergence import DIVERGENCES, Pair
+from ssd_train.losses.products import accumulator
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ def chunked_exit_loss(
 
 def log_probabilities(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return `(N, V)` log-probabilities in float32 or better, whatever the precision of the product."""
-    return torch.log_softmax(_logits(hidden, weight, bias), dim=-1, dtype=_accumulator(hidden.dtype))
+    return torch.log_softmax(_logits(hidden, weight, bias), dim=-1, dtype=accumulator(hidden.dtype))
 
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -108,7 +109,7 @@ class _ChunkedLoss(torch.autograd.Function):
     ) -> Tensor:
         wanted = _Gradients.for_inputs(ctx.needs_input_grad[2:], weight, bias, hidden)
         whole = _Pass(job, labels, weight, bias, hidden, wanted)
-        total = torch.zeros((), dtype=_accumulator(hidden[0].dtype), device=weight.device)
+        total = torch.zeros((), dtype=accumulator(hidden[0].dtype), device=weight.device)
         for start in range(0, labels.numel(), job.chunk_tokens):
             total += whole.chunk(slice(start, start + job.chunk_tokens))
         ctx.gradients = wanted
@@ -141,7 +142,7 @@ class _Gradients:
         needed: Sequence[bool], weight: Tensor, bias: Tensor | None, hidden: Sequence[Tensor]
     ) -> _Gradients:
         """Allocate what `needed` (weight, bias, then each hidden state) asks for."""
-        precise = _accumulator(weight.dtype)
+        precise = accumulator(weight.dtype)
         return _Gradients(
             torch.zeros_like(weight, dtype=precise) if needed[0] else None,
             torch.zeros_like(bias, dtype=precise) if bias is not None and needed[1] else None,
@@ -226,38 +227,16 @@ class _Pass:
         states, wanted = self.hidden[index], self.wanted
         narrow, into = grad.to(states.dtype), wanted.hidden[index]
         if into is not None:
-            _to_input(narrow, self.weight, into[rows])
+            products.write_input_gradient(narrow, self.weight, into[rows])
         if wanted.bias is not None and into_head:
             wanted.bias += grad.sum(0)
         if wanted.weight is not None and into_head:
-            _to_weight(narrow, states[rows], wanted.weight)
-
-
-def _to_input(grad: Tensor, weight: Tensor, into: Tensor) -> None:
-    """Write the gradient of the hidden states `(M, d)` of logits with gradient `(M, V)` to `into`."""
-    if products.is_fast(grad, weight.t()):
-        into.copy_(products.back_to_input(grad, weight))
-    else:
-        torch.mm(grad, weight.to(grad.dtype), out=into)
-
-
-def _to_weight(grad: Tensor, states: Tensor, into: Tensor) -> None:
-    """Add the gradient of the head `(V, d)` to `into`."""
-    if grad.dtype != into.dtype:
-        into += grad.t() @ states
-    elif products.is_fast(grad.t(), states.t()):
-        into += products.back_to_weight(grad, states)
-    else:
-        into.addmm_(grad.t(), states)
+            products.add_weight_gradient(narrow, states[rows], wanted.weight)
 
 
 def _nll_gradient(probabilities: Tensor, target: Tensor, factor: float) -> Tensor:
     grad = probabilities * factor
     return grad.scatter_add_(1, target, grad.new_full(target.shape, -factor))
-
-
-def _accumulator(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _sum(parts: list[Tensor], like: Tensor) -> Tensor:

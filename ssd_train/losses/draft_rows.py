@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ssd_train.losses import products
-from ssd_train.losses.draft_teacher import Leave, Teacher, accumulator, multiply, teach
+from ssd_train.losses.draft_teacher import Leave, Teacher, multiply, teach
+from ssd_train.losses.products import accumulator
 from ssd_train.losses.restricted import Wanted, judge, matched
 
 
@@ -167,9 +168,7 @@ def _back(
     """Carry the gradient `(n, K)` of a chunk's logits to its states and to the rows."""
     slope = slope.to(states.dtype)
     into, of_rows = gradients[index], gradients[len(gradients) // 2 + index]
-    if into is not None and products.is_fast(slope, rows.t()):
-        into[part] = products.back_to_input(slope, rows)
-    elif into is not None:
-        into[part] = slope @ rows.to(slope.dtype)
+    if into is not None:
+        products.write_input_gradient(slope, rows, into[part])
     if of_rows is not None:
-        of_rows += (slope.t() @ states).to(of_rows.dtype)
+        products.add_weight_gradient(slope, states, of_rows)

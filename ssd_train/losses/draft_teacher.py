@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ssd_train.losses import products
+from ssd_train.losses.products import accumulator
 from ssd_train.losses.restricted import Wanted
 
 _ELEMENTS, _CACHED = 1 << 25, 1 << 19
@@ -104,12 +105,6 @@ def _pieces(teacher: Teacher, part: slice) -> Iterator[Tensor]:
         yield logits if head.leave is None else head.leave(logits)
 
 
-def places(ids: Tensor, tokens: Tensor) -> Tensor:
-    """Return where `tokens` `(n,)` stand among the ascending `ids` `(K,)`, -1 for those that do not."""
-    found = torch.searchsorted(ids, tokens).clamp(max=len(ids) - 1)
-    return torch.where(ids[found] == tokens, found, torch.full_like(found, -1))
-
-
 def _log_sum(logits: Tensor) -> Tensor:
     """Return log Σ exp over V, `(n, 1)`, summed in float32 or better whatever the logits are in."""
     return torch.logsumexp(logits.to(accumulator(logits.dtype)), dim=-1, keepdim=True)
@@ -122,8 +117,3 @@ def multiply(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
             return products.multiply(states, weight, bias)
         out = states @ weight.to(states.dtype).t()
         return out if bias is None else out + bias.to(out.dtype)
-
-
-def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """Return what sums over tensors of `dtype` are made in."""
-    return torch.float64 if dtype == torch.float64 else torch.float32

@@ -98,3 +98,26 @@ class _Product(torch.autograd.Function):
             back_to_weight(rows, hidden.reshape(-1, hidden.shape[-1])) if to_weight else None,
             rows.sum(0) if to_bias else None,
         )
+
+
+def write_input_gradient(grad: Tensor, weight: Tensor, into: Tensor) -> None:
+    """Write the gradient of the hidden states `(M, d)` of logits with gradient `(M, V)` to `into`."""
+    if is_fast(grad, weight.t()):
+        into.copy_(back_to_input(grad, weight))
+    else:
+        torch.mm(grad, weight.to(grad.dtype), out=into)
+
+
+def add_weight_gradient(grad: Tensor, states: Tensor, into: Tensor) -> None:
+    """Add the gradient of the head `(V, d)` to `into`."""
+    if grad.dtype != into.dtype:
+        into += grad.t() @ states
+    elif is_fast(grad.t(), states.t()):
+        into += back_to_weight(grad, states)
+    else:
+        into.addmm_(grad.t(), states)
+
+
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """Return what sums over tensors of `dtype` are made in."""
+    return torch.float64 if dtype == torch.float64 else torch.float32

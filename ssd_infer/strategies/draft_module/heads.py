@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import ClassVar, cast
 
-import torch
 from torch import Tensor
 
 from ssd_infer.engine.session import Session
@@ -45,9 +44,7 @@ class HeadsDraft(ModuleDraft):
 
     def stand(self) -> None:
         """Stand behind a first drafted token."""
-        target = self.session.target
-        shape = len(self.session.rows), 1, int(target.config.hidden_size)
-        self._last = torch.zeros(shape, dtype=target.dtype, device=target.device)
+        self._last = self.no_states()
 
     def step(self, token: Tensor, offset: int) -> Tensor:
         """Return the state `(B, 1, d)` from which the token after the next `offset` is drafted."""

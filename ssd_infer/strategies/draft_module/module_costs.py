@@ -10,7 +10,7 @@ import torch
 
 from ssd_infer.engine.target import Target
 from ssd_infer.strategies.draft_module.module_params import ModuleParams
-from ssd_infer.tuning.costs import Costs, Curve, RoundCosts, context_class, quiet_seconds, session_at, timed
+from ssd_infer.tuning.costs import Costs, RoundCosts, context_class, quiet_seconds, session_at, timed
 from ssd_infer.tuning.memo import Memo
 from ssd_infer.tuning.tree_costs import cached_tree_costs
 
@@ -25,13 +25,8 @@ def chain_costs(
     kind: type[ModuleDraft], target: Target, params: ModuleParams, context: int, do_sample: bool
 ) -> RoundCosts:
     """Return what rounds of a chain cost with the head of `params`, measured the first time."""
-    whole = cached_tree_costs(target, context, do_sample)
     draft = step_seconds(kind, target, params, context, do_sample)
-    resume = kind.resumes(target)
-    if resume:
-        return replace(whole.exit(resume, draft), once=0.0)
-    seconds = [step + whole.num_layers * layer for step, layer in zip(whole.step, whole.layer, strict=True)]
-    return RoundCosts(whole.plain, draft, Curve(whole.widths, tuple(seconds)))
+    return cached_tree_costs(target, context, do_sample).exit(kind.resumes(target), draft)
 
 
 def step_seconds(

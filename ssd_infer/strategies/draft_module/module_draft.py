@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+import torch
 from torch import Tensor
 
 from ssd_infer.engine.heads.head import DraftHead
@@ -88,6 +89,12 @@ class ModuleDraft(Stepwise):
     def stand(self) -> None:
         """Stand behind a first drafted token, to measure the next; what was drafted does not matter."""
         self.keys.lengths = list(self.session.lengths)
+
+    def no_states(self) -> Tensor:
+        """Return zeros `(B, 1, d)` in place of the target's states, to measure with."""
+        target = self.session.target
+        shape = len(self.session.rows), 1, int(target.config.hidden_size)
+        return torch.zeros(shape, dtype=target.dtype, device=target.device)
 
     def prefilled(self) -> None:
         """Run the committed tokens again, as far as the states that the module reads."""

@@ -7,11 +7,10 @@ from typing import Literal
 
 from ssd_infer.engine.drafter import UNSAID
 from ssd_infer.engine.target import Target
-from ssd_infer.engine.tree_support import tree_problems
 from ssd_infer.errors import Problem
-from ssd_infer.strategies.base import Auto, at_least
+from ssd_infer.strategies.base import Auto
 from ssd_infer.strategies.head_params import HeadKind, HeadParams
-from ssd_infer.tuning.tree_shapes import shares_problems
+from ssd_infer.strategies.tree_params import length_and_tree_problems, stop_problems
 
 ModuleHead = HeadKind | Literal["own"]
 
@@ -33,10 +32,6 @@ class ModuleParams(HeadParams):
     def problems(self, target: Target | None) -> list[Problem]:
         """Check gamma >= 1, 0 <= confidence < 1, and that trees and heads are possible with `target`."""
         usual = replace(self, head="full") if self.head == "own" else self
-        found = HeadParams.problems(usual, target) + at_least("gamma", self.gamma, 1)
-        found += at_least("tree", self.tree, 1) + tree_problems(target, self.tree)
-        found += shares_problems(self.shares)
-        if self.confidence != "auto" and not 0 <= self.confidence < 1:
-            rule = "must be in [0, 1)"
-            found.append(Problem("draft_params.confidence", rule, self.confidence, "0 turns it off"))
-        return found
+        found = HeadParams.problems(usual, target)
+        found += length_and_tree_problems(target, self.gamma, self.tree, self.shares)
+        return found + stop_problems(self.confidence)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ssd_infer.tuning.costs import RoundCosts
-from ssd_infer.tuning.rounds import Prediction
+from ssd_infer.tuning.rounds import Prediction, predicted
 
 GAMMAS = (1, 2, 3, 4, 5, 6, 8, 10, 12)
 THRESHOLDS = (0.0, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
@@ -68,11 +68,10 @@ class StepScores:
         self, costs: RoundCosts, gammas: Iterable[int], thresholds: Iterable[float], *, greedy: bool
     ) -> Prediction:
         """Return the fastest prediction over `gammas` × `thresholds`."""
-        limits, found = list(thresholds), []
-        for gamma in gammas:
-            for threshold in limits:
-                accepted, drafted = self.rounds(gamma, threshold, greedy=greedy)
-                told = costs.c, costs.v(drafted), costs.speedup(1 + accepted, drafted)
-                alpha = accepted / drafted if drafted else 0.0
-                found.append(Prediction(gamma, threshold, alpha, 1 + accepted, drafted, *told))
+        limits = list(thresholds)
+        found = [
+            predicted(costs, gamma, threshold, *self.rounds(gamma, threshold, greedy=greedy))
+            for gamma in gammas
+            for threshold in limits
+        ]
         return max(found, key=lambda one: one.speedup)

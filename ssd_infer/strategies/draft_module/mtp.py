@@ -42,9 +42,7 @@ class MtpDraft(ModuleDraft):
     def stand(self) -> None:
         """Stand behind a first drafted token."""
         super().stand()
-        size, target = int(self.session.target.config.hidden_size), self.session.target
-        shape = len(self.session.rows), 1, size
-        self._states = torch.zeros(shape, dtype=target.dtype, device=target.device)
+        self._states = self.no_states()
 
     def step(self, token: Tensor, offset: int) -> Tensor:
         """Run the module on one `token` `(B,)` a row and the state before it; return `(B, 1, d)`."""

@@ -89,6 +89,7 @@ _MODULES = (
     "ssd_infer.tuning.tree_costs",
     "ssd_infer.tuning.tree_shapes",
     "ssd_infer.tuning.tree_rounds",
+    "ssd_infer.strategies.tree_params",
     "ssd_infer.strategies.early_exit.exit_params",
     "ssd_infer.strategies.early_exit.exit_calibration",
     "ssd_infer.strategies.early_exit.exit_choice",

@@ -19,98 +19,30 @@ from torch import Tensor
 from ssd_infer.engine.acceptance import accept_scored
 from ssd_infer.engine.laws import Law, Scored
 from ssd_infer.engine.sampling import Sampler
-from ssd_infer.engine.session import Feedback, Proposal, Session
-from ssd_infer.engine.target import Target
-from ssd_infer.errors import Problem
-from ssd_infer.strategies.base import DraftParams, at_least
+from ssd_infer.engine.session import Proposal
+from ssd_infer.strategies.base import DraftParams
 from ssd_infer.strategies.early_exit import EARLY_EXIT_NGRAM
 from ssd_infer.strategies.early_exit.early_exit import EarlyExit
 from ssd_infer.strategies.early_exit.exit_params import EarlyExitParams
-from ssd_infer.strategies.ngram.copies_beside import CopiesBeside
-from ssd_infer.strategies.ngram.ngram import NgramIndex, pack
-from ssd_infer.strategies.ngram.reliability import Reliability
+from ssd_infer.strategies.ngram.ngram import pack
+from ssd_infer.strategies.ngram.with_copies import CopyParams, WithCopies
 from ssd_infer.tuning.tree_costs import most_nodes
 
 
 @dataclass(slots=True)
-class EarlyExitNgramParams(EarlyExitParams):
+class EarlyExitNgramParams(CopyParams, EarlyExitParams):
     """Early-exit parameters, and how many tokens to copy from which matches."""
 
-    copy: int = 10
-    max_ngram: int = 4
-    min_ngram: int = 1
-    trust: int = 3
-    """Matches of at least this many tokens may bypass the exit once they have proved reliable; 0 turns it off."""
 
-    def problems(self, target: Target | None) -> list[Problem]:
-        """Check the early-exit rules, copy >= 1 and 1 <= min_ngram <= max_ngram."""
-        found = EarlyExitParams.problems(self, target)
-        found += at_least("copy", self.copy, 1) + at_least("min_ngram", self.min_ngram, 1)
-        if self.max_ngram < self.min_ngram:
-            found.append(
-                Problem(
-                    "draft_params.max_ngram", "must be >= min_ngram", self.max_ngram, f"try {self.min_ngram}"
-                )
-            )
-        return found
-
-
-class EarlyExitNgram(EarlyExit):
+class EarlyExitNgram(WithCopies, EarlyExit):
     """Copy, let the exit check the copy, draft on from there."""
 
     info = EARLY_EXIT_NGRAM
     Params = EarlyExitNgramParams
 
-    def __init__(self, session: Session, params: DraftParams) -> None:
-        """Keep one n-gram index a row, and what copies and exits won so far."""
-        super().__init__(session, params)
-        self.copying = cast(EarlyExitNgramParams, params)
-        self.indices = [NgramIndex(self.copying.min_ngram, self.copying.max_ngram) for _ in session.rows]
-        self._raw = Reliability(prior=float(self.copying.copy))
-        self._checked = Reliability(prior=float(self.gamma) / 2)
-        self._is_raw = False
-        self._beside = None if self.shape is None else CopiesBeside(self, self.copying)
-
-    def propose(self, limit: int) -> Proposal:
+    def chain(self, copies: list[list[int]], limit: int) -> Proposal:
         """Draft from a copy where a row has one; without any copy this is plain early-exit drafting."""
-        if self._beside is not None:
-            return self._tree(self._beside, limit)
-        found = [
-            index.lookup(row.tokens, min(self.copying.copy, limit))
-            for index, row in zip(self.indices, self.session.rows, strict=True)
-        ]
-        copies = [tokens for tokens, _ in found]
-        self._is_raw = self._trusts([size for _, size in found])
-        if self._is_raw:
-            return pack(self.session, copies)
-        if not any(copies):
-            return super().propose(limit)
-        return self._checked_copy(copies, limit)
-
-    def observe(self, feedback: Feedback) -> None:
-        """Learn what this way of drafting won, and which copies were right."""
-        won = sum(feedback.accepted) / len(feedback.accepted)
-        (self._raw if self._is_raw else self._checked).learn(won)
-        if self._beside is not None:
-            self._beside.learn(feedback.path or [])
-
-    def keep_rows(self, kept: list[int]) -> None:
-        """Forget the indices of ended rows."""
-        self.indices = [self.indices[position] for position in kept]
-        if self._beside is not None:
-            self._beside.keep_rows(kept)
-
-    def _trusts(self, sizes: list[int]) -> bool:
-        """Tell whether raw copies are expected to win more tokens than checked ones."""
-        trust = self.copying.trust
-        return trust > 0 and min(sizes) >= trust and self._raw.mean > self._checked.mean
-
-    def _tree(self, beside: CopiesBeside, limit: int) -> Proposal:
-        """Draft a tree with copies as branches, or of copies alone; without any copy the tree is the exit's."""
-        self._is_raw = self._trusts(beside.look(limit))
-        if self._is_raw:
-            return beside.copies_alone(limit)
-        return beside.propose(limit) if beside.found else super().propose(limit)
+        return self._checked_copy(copies, limit) if any(copies) else super().chain(copies, limit)
 
     def _checked_copy(self, copies: list[list[int]], limit: int) -> Proposal:
         """Verify copies with the exit, then draft on until γ tokens are there."""

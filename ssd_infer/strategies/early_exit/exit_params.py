@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 
 from ssd_infer.engine.drafter import UNSAID
 from ssd_infer.engine.target import Target
-from ssd_infer.engine.tree_support import tree_problems
 from ssd_infer.errors import Problem
 from ssd_infer.strategies.base import Auto, at_least
 from ssd_infer.strategies.head_params import HeadParams
-from ssd_infer.tuning.tree_shapes import shares_problems
+from ssd_infer.strategies.tree_params import length_and_tree_problems, stop_problems
 
 
 @dataclass(slots=True)
@@ -29,9 +28,8 @@ class EarlyExitParams(HeadParams):
     def problems(self, target: Target | None) -> list[Problem]:
         """Check 1 <= exit_layer < L, gamma >= 1 and 0 <= confidence < 1."""
         found = HeadParams.problems(self, target)
-        found += at_least("exit_layer", self.exit_layer, 1) + at_least("gamma", self.gamma, 1)
-        found += at_least("tree", self.tree, 1) + tree_problems(target, self.tree)
-        found += shares_problems(self.shares)
+        found += at_least("exit_layer", self.exit_layer, 1)
+        found += length_and_tree_problems(target, self.gamma, self.tree, self.shares)
         if target is not None and isinstance(self.exit_layer, int) and self.exit_layer >= target.num_layers:
             rule = f"must be < {target.num_layers}, the layers of this model"
             found.append(
@@ -39,8 +37,4 @@ class EarlyExitParams(HeadParams):
                     "draft_params.exit_layer", rule, self.exit_layer, f"try {max(1, target.num_layers // 4)}"
                 )
             )
-        if self.confidence != "auto" and not 0 <= self.confidence < 1:
-            found.append(
-                Problem("draft_params.confidence", "must be in [0, 1)", self.confidence, "0 turns it off")
-            )
-        return found
+        return found + stop_problems(self.confidence)

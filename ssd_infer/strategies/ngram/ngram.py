@@ -35,15 +35,8 @@ class NgramParams(DraftParams):
 
     def problems(self, target: Target | None) -> list[Problem]:
         """Check gamma >= 1 and 1 <= min_ngram <= max_ngram."""
-        found = at_least("gamma", self.gamma, 1) + at_least("min_ngram", self.min_ngram, 1)
-        found += at_least("tree", self.tree, 1) + tree_problems(target, self.tree)
-        if self.max_ngram < self.min_ngram:
-            found.append(
-                Problem(
-                    "draft_params.max_ngram", "must be >= min_ngram", self.max_ngram, f"try {self.min_ngram}"
-                )
-            )
-        return found
+        found = at_least("gamma", self.gamma, 1) + at_least("tree", self.tree, 1)
+        return found + tree_problems(target, self.tree) + length_problems(self.min_ngram, self.max_ngram)
 
 
 class NgramIndex:
@@ -129,6 +122,14 @@ class Ngram(Strategy):
                 return Resolved(replace(wanted, tree=1), f"chains: {reason}")
             cached_verify_curve(target, max(map(len, prompts)), do_sample, len(prompts))
         return Resolved(params)
+
+
+def length_problems(shortest: int, longest: int) -> list[Problem]:
+    """Return what is wrong with the shortest and longest match to look for: 1 <= min_ngram <= max_ngram."""
+    found = at_least("min_ngram", shortest, 1)
+    if longest < shortest:
+        found.append(Problem("draft_params.max_ngram", "must be >= min_ngram", longest, f"try {shortest}"))
+    return found
 
 
 def pack(session: Session, drafts: list[list[int]]) -> Proposal:

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from ssd_infer.engine.drafter import UNSAID
 from ssd_infer.engine.sublayers import SkipSet
 from ssd_infer.engine.target import Target
-from ssd_infer.engine.tree_support import tree_problems
 from ssd_infer.errors import Problem
-from ssd_infer.strategies.base import Auto, at_least
+from ssd_infer.strategies.base import Auto
 from ssd_infer.strategies.head_params import HeadParams
-from ssd_infer.tuning.tree_shapes import shares_problems
+from ssd_infer.strategies.tree_params import length_and_tree_problems
 
 
 @dataclass(slots=True)
@@ -53,9 +52,8 @@ class SkipSetParams(HeadParams):
 
     def problems(self, target: Target | None) -> list[Problem]:
         """Check layer numbers, gamma >= 1 and that shares lie in [0, 1]."""
-        found = HeadParams.problems(self, target) + at_least("gamma", self.gamma, 1)
-        found += at_least("tree", self.tree, 1) + tree_problems(target, self.tree)
-        found += shares_problems(self.shares)
+        found = HeadParams.problems(self, target)
+        found += length_and_tree_problems(target, self.gamma, self.tree, self.shares)
         for name in ("skip_attention", "skip_mlp"):
             found += _bad_layers(name, getattr(self, name), None if target is None else target.num_layers)
         if (self.skip_attention == "auto") != (self.skip_mlp == "auto"):

@@ -31,7 +31,7 @@ class Order:
 
     prompts: list[list[int]]
     greedy: bool
-    invents: tuple[list[int], ...] | None = None
+    behind: list[int] | None = None
     """Of prompts the model is to finish itself: what stands behind them before it answers."""
 
 
@@ -54,7 +54,7 @@ class Prompts:
         if name == "invented":
             assert self._invitation is not None
             begin, behind = self._invitation
-            return Order([begin] * self.count, greedy, (behind,))
+            return Order([begin] * self.count, greedy, behind)
         if name == "stdlib":
             return Order(_cuts(self.tokenizer, self.most, self.count, f"{self.seed}/{turn}"), greedy)
         return self._listed(name, turn // 2, greedy=greedy)

@@ -24,7 +24,7 @@ from ssd_infer.engine.target import Target
 from ssd_infer.errors import DataError
 from ssd_infer.jsonio import from_json, to_json
 from ssd_train.config.schema_own_text import SelfGeneratedConfig
-from ssd_train.data.own_text.prompts import QUESTION, Order, Prompts
+from ssd_train.data.own_text.prompts import QUESTION, Prompts
 
 logger = logging.getLogger(__name__)
 
@@ -78,19 +78,17 @@ class Writer:
         names = self.data.prompts
         name, turn = names[number % len(names)], number // len(names)
         order = self._prompts.order(name, turn)
-        prompts = order.prompts if order.invents is None else self._asked(order, number)
+        prompts = order.prompts if order.behind is None else self._asked(order.prompts, order.behind, number)
         texts = self._continued(prompts, self.data.own_length, number, greedy=order.greedy)
         return [(prompt, text) for prompt, text in zip(prompts, texts, strict=True) if text]
 
-    def _asked(self, order: Order, number: int) -> list[list[int]]:
+    def _asked(self, prompts: list[list[int]], behind: list[int], number: int) -> list[list[int]]:
         """Let the model write what it will be asked, sampled whatever its answers are, and close the user's turn."""
-        assert order.invents is not None
-        (behind,) = order.invents
-        room = self.data.prompt_tokens - len(order.prompts[0]) - len(behind)
-        said = self._continued(order.prompts, min(QUESTION, room), number + (1 << 20), greedy=False)
+        room = self.data.prompt_tokens - len(prompts[0]) - len(behind)
+        said = self._continued(prompts, min(QUESTION, room), number + (1 << 20), greedy=False)
         ends = self._stop().eos if behind else frozenset[int]()
         asked = []
-        for begin, text in zip(order.prompts, said, strict=True):
+        for begin, text in zip(prompts, said, strict=True):
             question = text[:-1] if text and text[-1] in ends else text
             asked.append([*begin, *question, *behind])
         return asked

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ssd_train.config.draft_losses import LOSSES
 from ssd_train.losses.draft_rows import Draft, draft_loss, draft_matches
-from ssd_train.losses.draft_teacher import Head, Teacher, places, target_loss, teach
+from ssd_train.losses.draft_teacher import Head, Teacher, target_loss, teach
 from ssd_train.losses.restricted import Wanted, judge
 
 VOCAB, KEPT, WIDTH, TOKENS = 23, 9, 6, 31
@@ -38,6 +38,12 @@ def reference(name: str, p: Tensor, logits: Tensor) -> Tensor:
         for row, token in enumerate(best.tolist())
     ]
     return torch.stack(rows)
+
+
+def places(ids: Tensor, tokens: Tensor) -> Tensor:
+    """Return where `tokens` `(n,)` stand among the ascending `ids` `(K,)`, -1 for those that do not."""
+    found = torch.searchsorted(ids, tokens).clamp(max=len(ids) - 1)
+    return torch.where(ids[found] == tokens, found, torch.full_like(found, -1))
 
 
 def case(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
